@@ -56,7 +56,8 @@ class Message:
     def subject(self) -> str:
         """The beginning of the text in one line, or else the names of the files."""
         names = (part.filename or part.media_type or part.kind for part in self.parts)
-        text = " ".join(self.text[: 4 * SUBJECT].split()) or ", ".join(names)
+        words = " ".join(part.text or "" for part in self.parts)[: 4 * SUBJECT].split()
+        text = " ".join(words) or ", ".join(names)
         return text if len(text) <= SUBJECT else f"{text[: SUBJECT - 1].rstrip()}…"
 
     @classmethod

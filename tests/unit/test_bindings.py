@@ -1,6 +1,6 @@
 """Envelopes, versions, routes and shapes: everything that is decided before a task is touched."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import httpx
@@ -13,11 +13,12 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import PushSettings, Settings, StreamSettings
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.peers.network import FetchResult
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES
-from opencode_a2a.server.http import Terms
+from opencode_a2a.server.http import BindingOptions
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.push import WebhookSender
@@ -30,20 +31,19 @@ from opencode_a2a.web.edge import Refusals
 ONE = {"A2A-Version": "1.0"}
 
 
-class Echo:
+class Echo(Dispatcher):
     """An extension method that gives back what it got."""
 
-    names = frozenset({"opencode.echo", "opencode.fail", "opencode.crash"})
-    disabled: Mapping[str, Mapping[str, str]] = {}
-
     def __init__(self) -> None:
+        self.names = frozenset({"opencode.echo", "opencode.fail", "opencode.crash"})
+        self.disabled = {}
         self.calls: list[str] = []
 
-    async def call(self, caller: Caller, method: str, params: JsonObject, version: Version) -> Json:
-        self.calls.append(method)
-        if method == "opencode.fail":
+    async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
+        self.calls.append(name)
+        if name == "opencode.fail":
             raise SessionNotFoundError(session_id="ses_1")
-        if method == "opencode.crash":
+        if name == "opencode.crash":
             raise RuntimeError("a secret at /root/key")
         return {"caller": caller.principal, "params": params, "version": version.value}
 
@@ -65,10 +65,10 @@ async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     operations = Operations(
         tasks, cards, fetch, outbox, WebhookSender(PushSettings(), "https://a.test")
     )
-    terms = Terms(Version.V03, StreamSettings(), Streams(), EXTENSION_NAMES)
+    options = BindingOptions(Version.V03, StreamSettings(), Streams(), EXTENSION_NAMES)
     routes = [
-        RpcBinding(operations, terms, [echo]).route(),
-        *RestBinding(operations, cards, terms).routes(),
+        RpcBinding(operations, echo, options).route(),
+        *RestBinding(operations, cards, options).routes(),
     ]
     app = Refusals(Router(routes))
 

@@ -20,7 +20,7 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.server.card import Cards, OpenCodeSkill
-from opencode_a2a.server.openapi import OpenApi
+from opencode_a2a.server.openapi import openapi_routes
 from opencode_a2a.signing import signing_keys
 from tests.support.certificates import private_key
 
@@ -131,7 +131,7 @@ def test_also_with_a_client_authority_and_other_schemes(tmp_path: Path) -> None:
         assert accepted_by_the_sdk(settings, card)
         assert accepted_as_served(settings, card)
         assert card["securityRequirements"] == [{"schemes": {"basicAuth": {}, "mutualTLS": {}}}]
-    with TestClient(Starlette(routes=OpenApi(settings).routes())) as http:
+    with TestClient(Starlette(routes=openapi_routes(settings))) as http:
         document = http.get("/openapi.json").json()
     assert document["security"] == [{"basicAuth": [], "mutualTLS": []}]
     assert document["components"]["securitySchemes"]["mutualTLS"] == {"type": "mutualTLS"}

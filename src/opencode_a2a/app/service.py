@@ -44,9 +44,9 @@ from opencode_a2a.server.contracts import (
     metadata_url,
     spoken_versions,
 )
-from opencode_a2a.server.http import Terms
+from opencode_a2a.server.http import BindingOptions
 from opencode_a2a.server.jsonrpc import RpcBinding
-from opencode_a2a.server.openapi import OpenApi
+from opencode_a2a.server.openapi import openapi_routes
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.server.rest import RestBinding
@@ -370,7 +370,7 @@ class Service:
         cards = Cards(settings, now_ms(), agents, self.keys)
 
         operations = Operations(tasks, cards, fetch, outbox, sender)
-        terms = Terms(
+        options = BindingOptions(
             Version(settings.a2a.protocol_version),
             settings.stream,
             self.streams,
@@ -378,10 +378,10 @@ class Service:
             spoken_versions(settings),
         )
         return [
-            RpcBinding(operations, terms, [methods]).route(),
+            RpcBinding(operations, methods, options).route(),
             *cards.routes(),
-            *OpenApi(settings).routes(),
-            *RestBinding(operations, cards, terms).routes(),
+            *openapi_routes(settings),
+            *RestBinding(operations, cards, options).routes(),
         ]
 
 

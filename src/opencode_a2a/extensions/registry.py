@@ -217,6 +217,38 @@ class Extension:
     def uri(self) -> str:
         return f"{PAGE}#{self.anchor}"
 
+    @property
+    def retention(self) -> JsonObject:
+        """How long it stays as it is, for the compatibility profile."""
+        methods = self.methods.values()
+        experimental = any(method.stability == "experimental" for method in methods)
+        retention = "required" if self.surface == "core-runtime-metadata" else "stable"
+        if experimental or any(method.condition for method in methods):
+            retention = "mixed"
+        return {
+            "surface": self.surface,
+            "availability": "always",
+            "retention": retention,
+            **({"upstream_stability": "mixed"} if experimental else {}),
+            **self.scope,
+        }
+
+    def retention_of(self, method: Method, settings: Settings) -> JsonObject:
+        """Return how long one of its methods stays as it is."""
+        experimental = method.stability == "experimental"
+        retention: JsonObject = {
+            "surface": "extension",
+            "availability": "always",
+            "retention": "experimental-upstream" if experimental else "stable",
+            "extension_uri": self.uri,
+        }
+        if method.condition:
+            enabled = method.state(settings) == "enabled"
+            retention["availability"] = "enabled" if enabled else "disabled"
+            retention["retention"] = "deployment-conditional"
+            retention["toggle"] = method.condition.variable
+        return retention
+
     def method(
         self,
         name: str,

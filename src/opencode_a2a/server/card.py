@@ -11,6 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -72,7 +73,16 @@ class Document:
 
     def respond(self, request: Request, modified: str, version: Version) -> Response:
         headers = self._headers | {"last-modified": modified, VERSION_HEADER.lower(): version.value}
-        if _is_fresh(request, headers["etag"], modified):
+        known = request.headers.get("if-none-match")
+        since = request.headers.get("if-modified-since")
+        fresh = False
+        if known is not None:
+            tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
+            fresh = "*" in tags or headers["etag"].removeprefix("W/") in tags
+        elif since is not None:
+            with suppress(TypeError, ValueError):  # not a date, or one without a time zone
+                fresh = parsedate_to_datetime(since) >= parsedate_to_datetime(modified)
+        if fresh:
             return Response(status_code=304, headers=headers)
         return Response(self._body, headers=headers, media_type=self._media_type)
 
@@ -86,10 +96,6 @@ class OpenCodeSkill:
     description: str | None
 
 
-async def _no_skills() -> list[OpenCodeSkill]:
-    return []
-
-
 class Cards:
     """All forms of the public and the extended card of a deployment.
 
@@ -101,7 +107,7 @@ class Cards:
         self,
         settings: Settings,
         modified_at: int,
-        ask_skills: Callable[[], Awaitable[list[OpenCodeSkill]]] = _no_skills,
+        ask_skills: Callable[[], Awaitable[list[OpenCodeSkill]]] | None = None,
         keys: SigningKeys | None = None,
     ) -> None:
         self._settings = settings
@@ -122,6 +128,8 @@ class Cards:
 
     async def refresh(self) -> None:
         """Update the extended card if OpenCode's agents or commands have changed."""
+        if self._ask_skills is None:
+            return
         async with self._asking:
             if time.monotonic() < self._asked_at + SKILLS_SECONDS:
                 return
@@ -382,17 +390,3 @@ def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
         "pushNotifications": settings.push.enabled,
         "extensions": [*listed, *earlier],
     }
-
-
-def _is_fresh(request: Request, etag: str, modified: str) -> bool:
-    asked = request.headers.get("if-none-match")
-    if asked is not None:
-        tags = {tag.strip().removeprefix("W/") for tag in asked.split(",")}
-        return "*" in tags or etag.removeprefix("W/") in tags
-    since = request.headers.get("if-modified-since")
-    if since is None:
-        return False
-    try:
-        return parsedate_to_datetime(since) >= parsedate_to_datetime(modified)
-    except (TypeError, ValueError):
-        return False

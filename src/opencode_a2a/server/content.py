@@ -5,7 +5,7 @@ refused before anything has happened. ``media`` knows which files OpenCode can h
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
 import orjson
@@ -28,7 +28,6 @@ from opencode_a2a.media import (
     is_textual,
 )
 from opencode_a2a.messages import (
-    ANYWHERE,
     Delivery,
     Message,
     Part,
@@ -64,17 +63,27 @@ async def read_prompt(
     parts: list[PromptPart] = []
     refused: list[tuple[Violation, UnfitError]] = []
     for index, part in enumerate(message.parts):
+        declared = (part.media_type or "").partition(";")[0].strip().lower()
         try:
-            if part.kind != "url":
-                parts.append(_prompt_part(part))
-            elif (unusable := _unusable(part.url or "")) is not None:
-                raise unusable
-            elif not isinstance(file := next(files), Fetched):
-                raise _UnreadableError(f"has a URL that cannot be used: {file}")
+            if part.kind == "text":
+                if declared and not is_textual(declared):
+                    raise UnfitError(
+                        f"is text, but has the media type {declared[:64]}; name a textual one"
+                    )
+                parts.append(PromptPart(text=part.text))
+            elif part.kind == "data":
+                if declared and not is_json(declared):
+                    raise UnfitError(
+                        f"is data, but has the media type {declared[:64]}; use application/json"
+                    )
+                name = f" {part.filename}" if part.filename else ""
+                text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
+                parts.append(PromptPart(text=f"Structured data{name} (JSON):\n{text}"))
+            elif part.kind == "raw":
+                content = base64.b64decode(part.raw or "")
+                parts.append(fit_file(content, part.media_type, part.filename))
             else:
-                name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
-                media_type = part.media_type or file.media_type
-                parts.append(fit_file(file.data, media_type, name))
+                parts.append(_fetched_part(part, files))
         except UnfitError as error:
             refused.append((Violation(f"message.parts[{index}]", str(error)), error))
     if refused:
@@ -103,19 +112,14 @@ def _unusable(url: str) -> UnfitError | None:
     return UnfitError("has a URL that is not http or https; send the file itself as bytes")
 
 
-def _prompt_part(part: Part) -> PromptPart:
-    declared = (part.media_type or "").partition(";")[0].strip().lower()
-    if part.kind == "raw":
-        return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
-    if part.kind == "text":
-        if declared and not is_textual(declared):
-            raise UnfitError(f"is text, but has the media type {declared[:64]}; name a textual one")
-        return PromptPart(text=part.text)
-    if declared and not is_json(declared):
-        raise UnfitError(f"is data, but has the media type {declared[:64]}; use application/json")
-    name = f" {part.filename}" if part.filename else ""
-    text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
-    return PromptPart(text=f"Structured data{name} (JSON):\n{text}")
+def _fetched_part(part: Part, files: Iterator[FetchResult]) -> PromptPart:
+    """Return a part that is a URL as the file behind it: the next one, if it could be fetched."""
+    if (unusable := _unusable(part.url or "")) is not None:
+        raise unusable
+    if not isinstance(file := next(files), Fetched):
+        raise _UnreadableError(f"has a URL that cannot be used: {file}")
+    name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
+    return fit_file(file.data, part.media_type or file.media_type, name)
 
 
 # --- metadata ---------------------------------------------------------------------------------
@@ -128,8 +132,6 @@ def read_metadata(
 
     The metadata of the params win over those of the message.
     """
-    if not params and not message:
-        return ANYWHERE, None
     sources = _Sources(("metadata", params), ("message.metadata", message))
     routing = Routing(
         session_id=sources.text("shared", "session", "id"),

@@ -21,7 +21,7 @@ from opencode_a2a.config import Binding, Settings
 from opencode_a2a.errors import MethodNotFoundError, RequestTooLargeError, UnsupportedOperationError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS, METHODS
-from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
+from opencode_a2a.extensions.registry import PROFILE, Extension, aliases
 from opencode_a2a.rights import Capability
 from opencode_a2a.signing import JWKS_PATH
 
@@ -40,7 +40,7 @@ LIVE_PATH, READY_PATH = PROBES = ("/livez", "/readyz")
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 API_KEY_HEADER = "X-API-Key"
-_DOOR = "mutualTLS"
+_CLIENT_CERTIFICATE = "mutualTLS"
 _ISSUED = frozenset({"oidc", "jwtAuth", "oauth2"})
 """The security schemes for tokens of an identity provider."""
 
@@ -108,7 +108,7 @@ def security_schemes(settings: Settings) -> dict[str, SecurityScheme]:
             {"type": "apiKey", "in": "header", **named},
         )
     if settings.tls.client_ca_file:
-        found[_DOOR] = SecurityScheme("mtlsSecurityScheme", {}, {"type": "mutualTLS"})
+        found[_CLIENT_CERTIFICATE] = SecurityScheme("mtlsSecurityScheme", {}, {"type": "mutualTLS"})
     return found
 
 
@@ -122,15 +122,17 @@ def security_requirements(
     """
     oidc, schemes = settings.oidc, security_schemes(settings)
     # A client certificate is needed in addition to each credential, not instead of it.
-    door: dict[str, tuple[str, ...]] = {_DOOR: ()} if schemes.pop(_DOOR, None) else {}
+    certificate: dict[str, tuple[str, ...]] = (
+        {_CLIENT_CERTIFICATE: ()} if schemes.pop(_CLIENT_CERTIFICATE, None) else {}
+    )
     ways: list[dict[str, tuple[str, ...]]] = []
     for name, scheme in schemes.items():
         if capability is None or name not in _ISSUED:
-            ways.append({name: scheme.scopes, **door})
+            ways.append({name: scheme.scopes, **certificate})
             continue
         for scope in oidc.granting(capability):
             needed = tuple(dict.fromkeys((*scheme.scopes, scope)))
-            ways.append({name: needed, **door})
+            ways.append({name: needed, **certificate})
     return ways
 
 
@@ -314,11 +316,11 @@ def profile(settings: Settings) -> JsonObject:
         "runtime_features": _runtime_features(settings),
         "runtime_context": {name: value for name, value in context.items() if value is not None},
         **protocol_summary(settings),
-        "extension_retention": {one.uri: _extension_retention(one) for one in ALL_EXTENSIONS},
+        "extension_retention": {one.uri: one.retention for one in ALL_EXTENSIONS},
         "method_retention": {
             **dict.fromkeys(core_methods(settings), core),
             **{
-                method.name: _method_retention(extension, method, settings)
+                method.name: extension.retention_of(method, settings)
                 for extension in EXTENSIONS
                 for method in extension.methods.values()
             },
@@ -384,36 +386,6 @@ def _runtime_features(settings: Settings) -> JsonObject:
             "metrics_endpoint": settings.a2a.metrics_enabled,
         },
     }
-
-
-def _extension_retention(extension: Extension) -> JsonObject:
-    methods = extension.methods.values()
-    experimental = any(method.stability == "experimental" for method in methods)
-    retention = "required" if extension.surface == "core-runtime-metadata" else "stable"
-    if experimental or any(method.condition for method in methods):
-        retention = "mixed"
-    return {
-        "surface": extension.surface,
-        "availability": "always",
-        "retention": retention,
-        **({"upstream_stability": "mixed"} if experimental else {}),
-        **extension.scope,
-    }
-
-
-def _method_retention(extension: Extension, method: Method, settings: Settings) -> JsonObject:
-    retention: JsonObject = {
-        "surface": "extension",
-        "availability": "always",
-        "retention": "experimental-upstream" if method.stability == "experimental" else "stable",
-        "extension_uri": extension.uri,
-    }
-    if method.condition:
-        enabled = method.state(settings) == "enabled"
-        retention["availability"] = "enabled" if enabled else "disabled"
-        retention["retention"] = "deployment-conditional"
-        retention["toggle"] = method.condition.variable
-    return retention
 
 
 # --- the wire contract ------------------------------------------------------------------------

@@ -99,14 +99,16 @@ async def read_body(request: Request) -> Json:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def success_headers(request: Request, version: Version, terms: "Terms") -> dict[str, str]:
+def success_headers(
+    request: Request, version: Version, options: "BindingOptions"
+) -> dict[str, str]:
     """Return the headers of a successful answer: the version and the active extensions."""
     asked = [
         value for name in _EXTENSION_HEADERS.values() for value in request.headers.getlist(name)
     ]
     headers = {VERSION_HEADER: version.value}
     names = dict.fromkeys(name.strip() for name in ",".join(asked).split(","))
-    if active := [name for name in names if name in terms.extensions]:
+    if active := [name for name in names if name in options.extensions]:
         headers[_EXTENSION_HEADERS[version]] = ", ".join(active)
     return headers
 
@@ -148,7 +150,7 @@ def refused(error: ServiceError, scope: Scope) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class BindingOptions:
     """The configuration that the bindings share."""
 
     default: Version
@@ -165,7 +167,7 @@ _FRAME = b"id: %b\ndata: %b%b%b\n\n"
 
 
 def event_stream(
-    terms: Terms,
+    options: BindingOptions,
     stream: TaskStream,
     encoding: Encoding,
     error_frame: ErrorFrame,
@@ -210,4 +212,4 @@ def event_stream(
         except ServiceError as error:
             yield error_frame(error)
 
-    return EventStream(frames, error_frame, headers, terms.limits, terms.streams)
+    return EventStream(frames, error_frame, headers, options.limits, options.streams)

@@ -5,9 +5,7 @@ over HTTP. A request without an id (a notification) is executed and answered wit
 0.3 method that streams is sent as a stream of one event: clients of 0.3 read nothing else there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import orjson
 from starlette.requests import Request
@@ -25,13 +23,13 @@ from opencode_a2a.errors import (
     MethodNotFoundError,
     Violation,
 )
-from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import Caller
+from opencode_a2a.events import Json
+from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.server.http import (
     OPERATION,
+    BindingOptions,
     Endpoint,
     OrjsonResponse,
-    Terms,
     as_service_error,
     asked_version,
     call_of,
@@ -43,22 +41,6 @@ from opencode_a2a.server.http import (
 from opencode_a2a.server.operations import HANDLERS, NOTIFIED, Operations, TaskStream
 from opencode_a2a.server.sse import EVENT_STREAM
 from opencode_a2a.validation import listed
-
-
-class ExtensionMethods(Protocol):
-    """Methods beyond A2A; ``extensions.dispatch.Dispatcher`` implements it."""
-
-    @property
-    def names(self) -> Iterable[str]: ...
-
-    @property
-    def disabled(self) -> Mapping[str, Mapping[str, str]]:
-        """Methods that are declared but disabled: by which setting, and why."""
-        ...
-
-    async def call(
-        self, caller: Caller, method: str, params: JsonObject, version: Version, /
-    ) -> Json: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +58,20 @@ _ENCODINGS = {Version.V1: V1, Version.V03: V03}
 
 class RpcBinding:
     def __init__(
-        self, operations: Operations, terms: Terms, extensions: Sequence[ExtensionMethods] = ()
+        self, operations: Operations, methods: Dispatcher, options: BindingOptions
     ) -> None:
         self._operations = operations
-        self._terms = terms
-        self._extensions = {name: methods for methods in extensions for name in methods.names}
-        self._disabled = {name: why for one in extensions for name, why in one.disabled.items()}
+        self._methods = methods
+        """The methods beyond A2A."""
+        self._options = options
 
     def route(self) -> Route:
-        return Route(RPC_PATH, Endpoint(self.answer), methods=["POST"], name="rpc")
+        return Route(RPC_PATH, Endpoint(self._respond), methods=["POST"], name="rpc")
 
-    async def answer(self, request: Request) -> ASGIApp:
+    async def _respond(self, request: Request) -> ASGIApp:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""
         envelope, request_id = None, None
-        default, supported = self._terms.default, self._terms.supported
+        default, supported = self._options.default, self._options.supported
         version = refusal_version(request, default, supported)
         try:
             sent = await read_body(request)
@@ -106,17 +88,26 @@ class RpcBinding:
                 belongs = Version.V1
             version = negotiate(asked, default, supported, belongs=belongs, what=what)
             result = await self._run(request, envelope, version)
-        except Exception as error:
-            return self._refuse(envelope, request_id, version, error)
+        except Exception as raised:
+            method = envelope.method if envelope else "JSON-RPC"
+            error = as_service_error(raised, method)
+            operation, _ = METHODS.get(method, (None, None))
+            headers = {VERSION_HEADER: version.value, **dict(error.headers)}
+            if envelope and envelope.notification:
+                return Response(status_code=204, headers=headers)
+            if operation and operation.streams and version is Version.V03:
+                frame = rpc_error_frame(error, request_id, version)
+                return Response(frame, headers=headers | EVENT_STREAM)
+            return OrjsonResponse(rpc_error(error, request_id, version), headers=headers)
         if envelope.notification:
             return Response(status_code=204, headers={VERSION_HEADER: version.value})
-        headers = success_headers(request, version, self._terms)
+        headers = success_headers(request, version, self._options)
         if not isinstance(result, TaskStream):
             body = {"jsonrpc": "2.0", "id": envelope.id, "result": result}
             return OrjsonResponse(body, headers=headers)
         head = b'{"jsonrpc":"2.0","id":%b,"result":' % orjson.dumps(envelope.id)
         return event_stream(
-            self._terms,
+            self._options,
             result,
             _ENCODINGS[version],
             lambda error: rpc_error_frame(error, request_id, version),
@@ -134,13 +125,13 @@ class RpcBinding:
         if not isinstance(params, dict):
             raise InvalidParamsError.of("params", "must be an object")
         call = call_of(request, version)
-        if name in self._extensions:
+        if name in self._methods.names:
             request.scope[OPERATION] = name
-            return await self._extensions[name].call(call.caller, name, params, version)
+            return await self._methods.call(call.caller, name, params, version)
         if name not in METHODS:
             core = [known for one in OPERATIONS if (known := one.named(version))]
-            supported: list[Json] = [*core, *sorted(self._extensions)]
-            off = self._disabled.get(name)
+            supported: list[Json] = [*core, *sorted(self._methods.names)]
+            off = self._methods.disabled.get(name)
             raise MethodNotFoundError.named(name, off, version.value, supported)
         operation, _ = METHODS[name]
         request.scope[OPERATION] = operation.name
@@ -148,20 +139,6 @@ class RpcBinding:
         run = (NOTIFIED if envelope.notification else HANDLERS)[operation]
         result = await run(self._operations, call, encoding.read[operation.takes](params))
         return result if isinstance(result, TaskStream) else encoding.result(result)
-
-    def _refuse(
-        self, envelope: _Envelope | None, request_id: RpcId, version: Version, raised: Exception
-    ) -> Response:
-        method = envelope.method if envelope else "JSON-RPC"
-        error = as_service_error(raised, method)
-        operation, _ = METHODS.get(method, (None, None))
-        headers = {VERSION_HEADER: version.value, **dict(error.headers)}
-        if envelope and envelope.notification:
-            return Response(status_code=204, headers=headers)
-        if operation and operation.streams and version is Version.V03:
-            frame = rpc_error_frame(error, request_id, version)
-            return Response(frame, headers=headers | EVENT_STREAM)
-        return OrjsonResponse(rpc_error(error, request_id, version), headers=headers)
 
 
 # --- the envelope -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ needs a credential, like everything that is not discovery.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache
 
 import orjson
 from pydantic.json_schema import models_json_schema
@@ -67,27 +67,19 @@ _JSON = "application/json"
 _CACHE = {"cache-control": "private, max-age=300"}
 
 
-class OpenApi:
-    """The OpenAPI document of one deployment, and its routes."""
+def openapi_routes(settings: Settings) -> list[BaseRoute]:
+    encoded = cache(lambda: orjson.dumps(_openapi(settings)))
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    async def document(_: Request) -> Response:
+        return Response(encoded(), media_type=_JSON, headers=_CACHE)
 
-    def routes(self) -> list[BaseRoute]:
-        async def document(request: Request) -> Response:
-            return Response(self._encoded, media_type=_JSON, headers=_CACHE)
+    async def page(_: Request) -> Response:
+        return RedirectResponse("console#/docs")
 
-        async def page(request: Request) -> Response:
-            return RedirectResponse("console#/docs")
-
-        return [
-            Route("/openapi.json", document, methods=["GET"]),
-            Route("/docs", page, methods=["GET"]),
-        ]
-
-    @cached_property
-    def _encoded(self) -> bytes:
-        return orjson.dumps(_openapi(self._settings))
+    return [
+        Route("/openapi.json", document, methods=["GET"]),
+        Route("/docs", page, methods=["GET"]),
+    ]
 
 
 def _openapi(settings: Settings) -> JsonObject:

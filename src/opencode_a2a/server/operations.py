@@ -29,10 +29,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, Principal
-from opencode_a2a.messages import (
-    PushConfig,
-    TurnRequest,
-)
+from opencode_a2a.messages import ANYWHERE, PushConfig, TurnRequest
 from opencode_a2a.peers.network import Fetch, lookups_of
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
@@ -119,20 +116,23 @@ class Operations:
         if push is not None:
             await self._check_push(push, principal)
         message = request.message
-        routing, delivery = read_metadata(request.metadata, message.metadata)
-        routing = replace(routing, hops=call.hops)
+        routing, delivery, rights = ANYWHERE, None, call.caller.rights
+        if request.metadata or message.metadata:
+            routing, delivery = read_metadata(request.metadata, message.metadata)
+            rights &= routing.rights
+        modes = request.accepted_output_modes
         command = SendCommand(
             principal=principal,
             message=message,
             request=TurnRequest(
                 await read_prompt(message, self._fetch, principal),
-                routing,
-                rights=call.caller.rights & routing.rights,
+                replace(routing, hops=call.hops),
+                rights=rights,
                 delivery=delivery,
             ),
             task_id=request.task_id,
             context_id=request.context_id,
-            output_modes=read_output_modes(request.accepted_output_modes),
+            output_modes=read_output_modes(modes) if modes else None,
             push=push,
             budget=call.caller.budget,
         )

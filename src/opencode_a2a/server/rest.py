@@ -36,9 +36,9 @@ from opencode_a2a.server.card import Cards
 from opencode_a2a.server.http import (
     OPERATION,
     REST_TYPES,
+    BindingOptions,
     Endpoint,
     OrjsonResponse,
-    Terms,
     as_service_error,
     asked_version,
     call_of,
@@ -53,24 +53,24 @@ _FLAGS: dict[str, Json] = {"true": True, "false": False}
 
 
 class RestBinding:
-    def __init__(self, operations: Operations, cards: Cards, terms: Terms) -> None:
+    def __init__(self, operations: Operations, cards: Cards, options: BindingOptions) -> None:
         self._operations = operations
         self._cards = cards
-        self._terms = terms
+        self._options = options
 
     def routes(self) -> list[BaseRoute]:
         card = {"GET": GET_EXTENDED_CARD}
         routes: list[BaseRoute] = [
-            Route(path, Endpoint(partial(self._answer, version, card)), methods=["GET"])
+            Route(path, Endpoint(partial(self._respond, version, card)), methods=["GET"])
             for path, version in CARD_PATHS
         ]
         for version, prefix in PREFIXES.items():
             for path, by_verb in ROUTES.items():
-                endpoint = Endpoint(partial(self._answer, version, by_verb))
+                endpoint = Endpoint(partial(self._respond, version, by_verb))
                 routes.append(Route(prefix + path, endpoint, methods=[*by_verb], name=path))
         return routes
 
-    async def _answer(
+    async def _respond(
         self, version: Version, by_verb: Mapping[str, Operation], request: Request
     ) -> ASGIApp:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""
@@ -78,8 +78,8 @@ class RestBinding:
         request.scope[OPERATION] = operation.name
         try:
             what = f"The route {request.method} {request.url.path[:200]}"
-            asked, supported = asked_version(request), self._terms.supported
-            negotiate(asked, self._terms.default, supported, belongs=version, what=what)
+            asked, supported = asked_version(request), self._options.supported
+            negotiate(asked, self._options.default, supported, belongs=version, what=what)
             if operation is GET_EXTENDED_CARD:  # a document made at the start, with an ETag
                 await self._cards.refresh()
                 return self._cards.respond_extended(request, version)
@@ -107,7 +107,7 @@ class RestBinding:
                 encoding = V03_REST if json else V03_PROTO
             call, run = call_of(request, version), HANDLERS[operation]
             result = await run(self._operations, call, encoding.read[operation.takes](params))
-            headers = success_headers(request, version, self._terms)
+            headers = success_headers(request, version, self._options)
             if not isinstance(result, TaskStream):
                 body = encoding.result(result)
                 return OrjsonResponse(body, headers=headers, media_type=REST_TYPES[version])
@@ -122,5 +122,5 @@ class RestBinding:
             refusal.headers.update(dict(error.headers))
             return refusal
         return event_stream(
-            self._terms, result, encoding, lambda error: rest_error_frame(error, version), headers
+            self._options, result, encoding, lambda error: rest_error_frame(error, version), headers
         )

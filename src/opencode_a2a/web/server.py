@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def shutdown(self) -> None:
-        idle = not (self._answering or self.transport.get_write_buffer_size())
+        idle = not (self._responding or self.transport.get_write_buffer_size())
         if idle and self.transport.get_extra_info("ssl_object") is not None:
             # Closing TLS properly waits for the other side, which may not respond.
             self.transport.abort()
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._timer = None
-        if self._answering:
+        if self._responding:
             # An answer is being sent, which has deadlines of its own.
             self._wait(HEADER_SECONDS)
         elif self._in_head and self._head_bytes:
@@ -116,13 +116,13 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     @property
-    def _answering(self) -> bool:
+    def _responding(self) -> bool:
         # uvicorn declares the cycle and sets it to None until the first request.
         return bool(self.cycle) and not self.cycle.response_complete
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer without ASGI, since there is no complete request yet, and hang up."""
-        if not (self._answering and self.cycle.response_started):
+        if not (self._responding and self.cycle.response_started):
             body = orjson.dumps(rest_error(error, Version.V1))
             head = (
                 b"content-type: application/json\r\ncache-control: no-store\r\n"
