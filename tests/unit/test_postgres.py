@@ -22,8 +22,8 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import replicas, schema, spending
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, claim_work, examine
-from opencode_a2a.store.engine import DatabaseError, Replica
+from opencode_a2a.store.database import Database, make_engine
+from opencode_a2a.store.engine import DatabaseError, Replica, engine_of
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import TaskRow
@@ -153,7 +153,7 @@ async def test_a_role_that_may_not_create_tables_is_told_what_to_grant(
 
     line = await refusal(closed)
     with pytest.raises(DatabaseError, match="GRANT USAGE, CREATE ON SCHEMA"):
-        examine(closed)
+        make_engine(closed).examine()
 
     assert "permission denied for schema closed_" in line
     assert "GRANT USAGE, CREATE ON SCHEMA" in line
@@ -502,7 +502,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
     begun, over = threading.Event(), threading.Event()
 
     def forget(connection: Connection) -> int:
-        if not claim_work(connection, "sweep"):
+        if not engine_of(connection).try_lock(connection, "sweep"):
             return 0
         found = task_rows.forget_tasks(connection, ["completed"], before=10, limit=10)
         begun.set()

@@ -23,8 +23,8 @@ from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, Session
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.store import listener
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, examine
-from opencode_a2a.store.engine import Link, Replica
+from opencode_a2a.store.database import Database, make_engine
+from opencode_a2a.store.engine import ConnectionOptions, Replica
 from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live
@@ -48,7 +48,7 @@ from tests.support.relay import Relay
 
 pytestmark = pytest.mark.postgresql_only
 
-FOR_EVER = Link(poll_seconds=60.0)
+FOR_EVER = ConnectionOptions(poll_seconds=60.0)
 """What is not heard is not found."""
 
 
@@ -64,9 +64,9 @@ def grew(text: str, *, opens: bool = False) -> TextGrew:
 class Both:
     """A database, in which one side writes logs and the other reads them."""
 
-    def __init__(self, database: Database, link: Link) -> None:
+    def __init__(self, database: Database, options: ConnectionOptions) -> None:
         self.database = database
-        self.link = link
+        self.options = options
         self.now = 0.0
         self.writer = LogWriter(database)
         self.remote = RemoteLogs(database, lambda: self.now)
@@ -105,18 +105,21 @@ def message(text: str) -> Message:
 
 @asynccontextmanager
 async def both(
-    state: Path, link: Link = FOR_EVER, url: str | None = None, replica: Replica | None = None
+    state: Path,
+    options: ConnectionOptions = FOR_EVER,
+    url: str | None = None,
+    replica: Replica | None = None,
 ) -> AsyncGenerator[Both]:
-    async with Database(url or stores.url(state), replica, link) as database:
+    async with Database(url or stores.url(state), replica, options) as database:
         database.has_other_replicas = True
-        sides = Both(database, link)
+        sides = Both(database, options)
         work = [
             asyncio.create_task(part)
             for part in (sides.writer.run(), sides.remote.run(), database.listen())
         ]
         try:
             async with asyncio.timeout(20):
-                if link.poll_seconds == FOR_EVER.poll_seconds:
+                if options.poll_seconds == FOR_EVER.poll_seconds:
                     await heard(database, "probe")
                 yield sides
         finally:
@@ -271,7 +274,7 @@ async def test_a_deaf_listener_is_noticed_and_looked_for_until_it_hears_again(
     async with Relay(stores.server().port, back=back) as relay:
         url = relay.url(stores.url(tmp_path))
         replica = Replica("one", lease_seconds=0.4)  # beats every 0.1 s
-        async with both(tmp_path, Link(poll_seconds=0.05), url, replica) as sides:
+        async with both(tmp_path, ConnectionOptions(poll_seconds=0.05), url, replica) as sides:
             log, row = await sides.task()
             remote = await sides.remote.log(row)
             reader = LogReader(remote, Cursor(1))
@@ -545,7 +548,7 @@ async def test_a_task_that_is_seen_before_its_own_process_has_it_is_followed_on(
     tmp_path: Path,
 ) -> None:
     """With SQLite too, a list may find a row before whoever stored it is told so."""
-    async with both(tmp_path, Link(), "sqlite://") as sides:
+    async with both(tmp_path, ConnectionOptions(), "sqlite://") as sides:
         log, row = await sides.task()
         remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
@@ -646,8 +649,9 @@ async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_conn
         relay = await stack.enter_async_context(Relay(behind.port, forth=forth))
         url = f"postgresql://{name}:x@127.0.0.1:{relay.port}/postgres"
         for listen_url in (None, f"postgresql://{place}"):
-            link = Link(True, listen_url, 0.1 if listen_url is None else FOR_EVER.poll_seconds)
-            async with both(tmp_path, link, url) as sides:
+            poll_seconds = 0.1 if listen_url is None else FOR_EVER.poll_seconds
+            options = ConnectionOptions(True, listen_url, poll_seconds)
+            async with both(tmp_path, options, url) as sides:
                 log, row = await sides.task(f"task {listen_url is None}")
                 remote = await sides.remote.log(row)
                 reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
@@ -663,7 +667,7 @@ async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_conn
 
                 for ask in (sides.database.read, sides.database.write):
                     assert await ask(timeouts) == ["10s", "3s", "4s"]
-            found = await asyncio.to_thread(examine, url, link)
+            found = await asyncio.to_thread(make_engine(url, options=options).examine)
             assert ", PostgreSQL 18.4; statement_timeout 10s" in found.about
 
     assert refused == []

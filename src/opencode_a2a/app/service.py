@@ -53,7 +53,7 @@ from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import DatabaseError, Link, Replica
+from opencode_a2a.store.engine import ConnectionOptions, DatabaseError, Replica
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
@@ -152,8 +152,10 @@ class Service:
         # The database, and what has to be known of certificates and of the identity provider.
         replica = Replica(settings.replica_name, settings.replica.lease_seconds)
         pooled, listen_url = settings.tasks.task_store_pooled, settings.tasks.task_store_listen_url
-        link = Link(pooled, listen_url, settings.replica.poll_seconds)
-        database = await stack.enter_async_context(Database(settings.database_url, replica, link))
+        options = ConnectionOptions(pooled, listen_url, settings.replica.poll_seconds)
+        database = await stack.enter_async_context(
+            Database(settings.database_url, replica, options)
+        )
         await run(database.keep_lease(), "database")
         await run(database.listen(), "listener")
         if self.tls is not None:

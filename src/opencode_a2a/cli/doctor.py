@@ -346,12 +346,13 @@ def check_database_file(settings: Settings) -> Finding:
 
 
 def check_shared_database(settings: Settings) -> Iterator[Finding]:
-    from opencode_a2a.store.database import examine
-    from opencode_a2a.store.engine import DatabaseError, Link
+    from opencode_a2a.store.database import make_engine
+    from opencode_a2a.store.engine import ConnectionOptions, DatabaseError
 
-    link = Link(settings.tasks.task_store_pooled, settings.tasks.task_store_listen_url)
+    tasks = settings.tasks
+    options = ConnectionOptions(tasks.task_store_pooled, tasks.task_store_listen_url)
     try:
-        found = examine(settings.database_url, link)
+        found = make_engine(settings.database_url, options=options).examine()
     except DatabaseError as error:
         problem, _, remedy = str(error).rpartition("; ")
         yield Finding("database", problem, remedy)

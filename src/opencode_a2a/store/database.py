@@ -41,15 +41,13 @@ from opencode_a2a.databases import kind_of
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store.engine import (
     DIRECT,
+    ConnectionOptions,
     DatabaseError,
     Engine,
-    Examined,
-    Link,
     PendingWrite,
     Replica,
     WriteResult,
     cause,
-    engine_of,
 )
 from opencode_a2a.store.schema import metadata
 
@@ -62,7 +60,9 @@ Write = Callable[[Connection], None]
 """A part of a transaction that somebody else begins and commits."""
 
 
-def make_engine(url: str, replica: Replica | None = None, link: Link = DIRECT) -> Engine:
+def make_engine(
+    url: str, replica: Replica | None = None, options: ConnectionOptions = DIRECT
+) -> Engine:
     """Return the engine for a URL, which is not opened yet; raise DatabaseError."""
     kind = kind_of(url)
     try:
@@ -73,20 +73,7 @@ def make_engine(url: str, replica: Replica | None = None, link: Link = DIRECT) -
             f"extra `{kind.extra}`, or run `pip install '{kind.driver}'`",
             status=2,
         ) from None
-    return engine(url, replica or Replica.anonymous(), link)
-
-
-def examine(url: str, link: Link = DIRECT) -> Examined:
-    """Describe a shared database without changing anything in it; raise DatabaseError."""
-    return make_engine(url, None, link).examine()
-
-
-def claim_work(connection: Connection, work: str) -> bool:
-    """Whether this process does, in this transaction, what one of several processes has to do.
-
-    False if another process is doing it.
-    """
-    return engine_of(connection).try_lock(connection, work)
+    return engine(url, replica or Replica.anonymous(), options)
 
 
 class Writer:
@@ -156,8 +143,10 @@ def _deliver(results: list[WriteResult]) -> None:
 class Database:
     """An open database, for as long as its ``async with`` lasts."""
 
-    def __init__(self, url: str, replica: Replica | None = None, link: Link = DIRECT) -> None:
-        self._engine = make_engine(url, replica, link)
+    def __init__(
+        self, url: str, replica: Replica | None = None, options: ConnectionOptions = DIRECT
+    ) -> None:
+        self._engine = make_engine(url, replica, options)
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )

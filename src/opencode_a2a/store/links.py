@@ -13,9 +13,8 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import engine_of
+from opencode_a2a.store.engine import Prepared, engine_of
 from opencode_a2a.store.schema import links, owners, places
-from opencode_a2a.store.statements import Prepared
 
 
 class LinkedSession(NamedTuple):

@@ -35,15 +35,17 @@ from opencode_a2a.databases import kind_of
 from opencode_a2a.store import replicas
 from opencode_a2a.store.engine import (
     ABANDONED,
+    ConnectionOptions,
     DatabaseError,
     Engine,
     Examined,
-    Link,
     PendingWrite,
+    Prepared,
     Replica,
     WriteResult,
     cause,
-    origin,
+    driver_error,
+    run_group,
 )
 from opencode_a2a.store.listener import CHANNEL, Listener, Notifications
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
@@ -55,7 +57,6 @@ from opencode_a2a.store.schema import (
     check_version,
     migrate,
 )
-from opencode_a2a.store.statements import Prepared, run_group
 
 logger = structlog.get_logger(__name__)
 
@@ -152,21 +153,23 @@ class Postgres(Engine):
         "INTEGER PRIMARY KEY AUTOINCREMENT": "BIGSERIAL PRIMARY KEY",
         ") WITHOUT ROWID": ")",
     }
+    cursor_options = {"binary": True}  # noqa: RUF012 - as in the base class
+    has_unnest = True
     longest_key = 512  # the row of an index ends at 2.7 kB, and may have several of them
 
-    def __init__(self, url: str, replica: Replica, link: Link) -> None:
+    def __init__(self, url: str, replica: Replica, options: ConnectionOptions) -> None:
         self._replica = replica
         self.lease_seconds = replica.lease_seconds
         self.beat_seconds = self.lease_seconds / 4
-        self._link = link
-        self._conninfo = _conninfo(url, pooled=link.pooled)
-        self._listening = None if link.pooled else self._conninfo
-        if link.listen_url is not None:
-            self._listening = _conninfo(link.listen_url, "A2A_TASK_STORE_LISTEN_URL")
+        self._options = options
+        self._conninfo = _conninfo(url, pooled=options.pooled)
+        self._listening = None if options.pooled else self._conninfo
+        if options.listen_url is not None:
+            self._listening = _conninfo(options.listen_url, "A2A_TASK_STORE_LISTEN_URL")
         self.name = _shown(self._conninfo)
         self._commits = 0
-        self._committed_at = self._steady_since = -math.inf
         """How often this process has committed, as in its row."""
+        self._committed_at = self._steady_since = -math.inf
         self._connection: Connection | None = None
         self._stopped = threading.Event()
         self._engine = sa.create_engine(
@@ -180,9 +183,9 @@ class Postgres(Engine):
             max_overflow=0,
             # A statement then takes one round trip, not three; but in a pooled connection nothing
             # can be set that lasts longer than a transaction.
-            isolation_level="READ COMMITTED" if link.pooled else "AUTOCOMMIT",
+            isolation_level="READ COMMITTED" if options.pooled else "AUTOCOMMIT",
         )
-        self.carry(self._engine, self._read_engine)
+        self.mark_connections(self._engine, self._read_engine)
 
     # Opening and closing
 
@@ -318,7 +321,7 @@ class Postgres(Engine):
             try:
                 # A statement that is prepared in one connection of a pooler is unknown in the next.
                 connection = psycopg.connect(
-                    self._conninfo, prepare_threshold=None if self._link.pooled else 5
+                    self._conninfo, prepare_threshold=None if self._options.pooled else 5
                 )
             except psycopg.OperationalError as error:
                 # The server is there, and reads its log after a crash. A start waits for it;
@@ -342,7 +345,7 @@ class Postgres(Engine):
     def _begin(self, connection: Connection) -> RootTransaction:
         """Begin a transaction with our timeouts."""
         transaction = connection.begin()
-        if self._link.pooled:  # else the connection has them
+        if self._options.pooled:  # else the connection has them
             try:
                 connection.exec_driver_sql(_LIMIT)
             except BaseException:
@@ -366,7 +369,7 @@ class Postgres(Engine):
         for attempt in itertools.count():
             with self._read_engine.connect() as connection:
                 try:
-                    if not self._link.pooled:
+                    if not self._options.pooled:
                         return fn(connection, *args, **kwargs)
                     with self._begin(connection):
                         return fn(connection, *args, **kwargs)
@@ -423,7 +426,7 @@ class Postgres(Engine):
         try:
             driver, asked = _driver(connection), time.monotonic_ns()
             fence = driver.execute(
-                _FENCE, (number, self.replica, number - 1), prepare=not self._link.pooled
+                _FENCE, (number, self.replica, number - 1), prepare=not self._options.pooled
             )
             if (passed := fence.fetchone()) is None:
                 raise self._fenced(connection)
@@ -462,7 +465,7 @@ class Postgres(Engine):
         logger.warning("notifications not sent", cause=why)
 
     async def listen(self, database: Notifications) -> None:
-        beat, poll = self._replica.lease_seconds / 4, self._link.poll_seconds
+        beat, poll = self._replica.lease_seconds / 4, self._options.poll_seconds
         await Listener(self._listening, beat, poll, database).run()
 
     def _fenced(self, connection: Connection) -> FencedError:
@@ -506,9 +509,6 @@ class Postgres(Engine):
                 wait = min(2 * wait, longest)
 
     # What differs from other databases
-
-    def cursor(self, connection: Connection) -> Any:
-        return connection.connection.cursor(binary=True)  # pyright: ignore[reportCallIssue] - psycopg's
 
     def insert_rows(
         self, cursor: Any, table: str, types: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
@@ -568,7 +568,7 @@ def _shown(conninfo: str) -> str:
 
 
 def _state(error: Exception) -> str | None:
-    raised = origin(error)
+    raised = driver_error(error)
     return raised.sqlstate if isinstance(raised, psycopg.Error) else None
 
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.store.engine import Prepared
 from opencode_a2a.store.schema import rates
-from opencode_a2a.store.statements import Prepared
 
 FRESH_MS = 10_000
 """After so long the count of a replica that writes no new one is ignored."""

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.store.engine import Prepared
 from opencode_a2a.store.schema import sign_ins
-from opencode_a2a.store.statements import Prepared
 
 _SECRET = b"secret"
 """The key of the row with the secret; digests are longer."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.store.engine import Prepared, Totals
 from opencode_a2a.store.schema import spending
-from opencode_a2a.store.statements import Prepared, Totals
 
 DAY_MS = 86_400_000
 

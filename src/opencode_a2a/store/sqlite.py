@@ -18,17 +18,17 @@ from sqlalchemy.pool import NullPool, QueuePool
 from opencode_a2a.databases import kind_of
 from opencode_a2a.store.earlier import Author, author_of
 from opencode_a2a.store.engine import (
+    ConnectionOptions,
     DatabaseError,
     Engine,
-    Link,
     PendingWrite,
     Replica,
     WriteResult,
     cause,
-    origin,
+    driver_error,
+    run_group,
 )
 from opencode_a2a.store.schema import Number, SchemaTooNewError, migrate
-from opencode_a2a.store.statements import run_group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Sqlite(Engine):
     kind = kind_of("sqlite://")
     failures = (SQLAlchemyError, sqlite3.Error)
 
-    def __init__(self, url: str, _replica: Replica, _link: Link) -> None:
+    def __init__(self, url: str, _replica: Replica, _options: ConnectionOptions) -> None:
         # The URL may name an asynchronous driver; the driver is always the synchronous one.
         self._url = make_url(url).set(drivername="sqlite")
         self._memory = self._url.database in (None, "", ":memory:")
@@ -78,7 +78,7 @@ class Sqlite(Engine):
         self._read_engine = sa.create_engine(
             self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
         )
-        self.carry(self._engine, self._read_engine)
+        self.mark_connections(self._engine, self._read_engine)
         for engine in (self._engine, self._read_engine):
             event.listen(engine, "connect", _prepare)
 
@@ -102,18 +102,26 @@ class Sqlite(Engine):
         try:
             self._check_place()
             self._connection = self._connection or self._engine.connect()
-            results = _transact(self._connection, calls)
-        except self.failures as error:
-            results = [WriteResult(call, None, error) for call in calls]
-        # The connection may be to blame, so the next write makes a new one.
-        broken = any(
-            isinstance(result.error, self.failures) and not isinstance(result.error, MovedError)
-            for result in results
-        )
-        if self._connection and broken and not self._memory:
-            self._connection.close()
-            self._connection = None
-        return results
+            with self._connection.begin():
+                return run_group(self._connection, calls)
+        except MovedError as error:
+            return [WriteResult(call, None, error) for call in calls]
+        except Exception as error:  # a call may raise anything, which is for its caller
+            if self._connection and isinstance(error, self.failures) and not self._memory:
+                # The connection may be to blame, so the next write makes a new one.
+                self._connection.close()
+                self._connection = None
+            raised = driver_error(error)
+            locked = isinstance(raised, sqlite3.OperationalError) and (
+                # The low byte is the kind of error; the rest says more about it.
+                raised.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            )
+            # The lock of another process concerns them all; they must not wait for it one after
+            # the other.
+            if len(calls) == 1 or locked:
+                return [WriteResult(call, None, error) for call in calls]
+        # One of them is the cause, and must not harm the others.
+        return [result for call in calls for result in self.write([call])]
 
     def read(
         self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -139,26 +147,6 @@ class Sqlite(Engine):
             raise MovedError from None
         if not os.path.samestat(now, self._file):
             raise MovedError
-
-
-def _transact(connection: Connection, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
-    """Run all calls in one transaction; if one of them fails, each in its own.
-
-    If another process has locked the database, all of them fail: they must not wait for the lock
-    one after the other.
-    """
-    try:
-        with connection.begin():
-            return run_group(connection, calls)
-    except Exception as error:  # a call may raise anything, which is for its caller
-        raised = origin(error)
-        locked = isinstance(raised, sqlite3.OperationalError) and (
-            # The low byte is the kind of error; the rest says more about it.
-            raised.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        )
-        if len(calls) == 1 or locked:
-            return [WriteResult(call, None, error) for call in calls]
-    return [result for call in calls for result in _transact(connection, [call])]
 
 
 def _prepare(connection: Any, _record: object) -> None:

@@ -13,9 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
-from opencode_a2a.store.engine import engine_of
+from opencode_a2a.store.engine import Prepared, Totals, engine_of
 from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks, webhooks
-from opencode_a2a.store.statements import Prepared, Totals
 
 
 class TaskRow(NamedTuple):
@@ -294,7 +293,7 @@ def load_segments(
 
 def load_tails(connection: Connection, after: Mapping[int, int], limit: int) -> list[Segment]:
     """Return what follows in several logs; ``after`` has the last known number of each task."""
-    if not engine_of(connection).kind.shared:  # then hardly ever more than one is asked for
+    if not engine_of(connection).has_unnest:  # then hardly ever more than one is asked for
         tails = (load_segments(connection, no, seq + 1, limit) for no, seq in after.items())
         return list(chain.from_iterable(tails))[:limit]
     values = {"numbers": [*after], "after": [*after.values()], "most": limit}

@@ -27,7 +27,8 @@ from opencode_a2a.events import (
 from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, claim_work
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import engine_of
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
@@ -218,17 +219,17 @@ async def sweep(
             replicas.forget(connection)
         return 0
 
-    def first_come(forget: Callable[[Connection], int]) -> Callable[[Connection], int]:
+    def first_come(connection: Connection, forget: Callable[[Connection], int]) -> int:
         # Two replicas that delete the same tasks would count them twice.
-        return lambda connection: forget(connection) if claim_work(connection, "sweep") else 0
+        return forget(connection) if engine_of(connection).try_lock(connection, "sweep") else 0
 
     while True:
         try:
-            await database.write(first_come(forget_others))
-            while await database.write(first_come(forget_logs)) == SWEEP_TASKS:
+            await database.write(first_come, forget_others)
+            while await database.write(first_come, forget_logs) == SWEEP_TASKS:
                 pass
             while retention_seconds > 0 and (
-                await database.write(first_come(forget_tasks)) == SWEEP_TASKS
+                await database.write(first_come, forget_tasks) == SWEEP_TASKS
             ):
                 pass
         except StoreUnavailableError:
