@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.store.database import Database
-from opencode_a2a.turns.grants import Grant, Grants, fits, give
+from opencode_a2a.turns.policy import Grant, Grants, fits, give
 from tests.support import stores
 
 RENAME = "ALTER TABLE {} RENAME TO {}"

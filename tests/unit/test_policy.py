@@ -8,7 +8,7 @@ from opencode_a2a.config import AnswerRule, InterruptSettings
 from opencode_a2a.events import Interrupted, Question
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.turns.answers import PermissionReply, QuestionReply
-from opencode_a2a.turns.interrupts import Action, expiry, rule_action
+from opencode_a2a.turns.policy import Action, expiry, rule_action
 
 QUESTION = Interrupted(
     RequestId("que_1"), "question", SessionId("ses_1"), questions=[Question("?", "?")] * 2

@@ -39,8 +39,9 @@ from opencode_a2a.turns.answers import (
     QuestionRejection,
     QuestionReply,
     Reply,
+    Scope,
+    check_allowed,
 )
-from opencode_a2a.turns.grants import Scope
 from opencode_a2a.turns.interrupts import record_settled
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
@@ -304,7 +305,7 @@ async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     asked = next((stray for stray in strays if stray.request_id == request_id), None)
     if asked is None:
         raise NotHereError(missing)
-    call.interrupts.check(None, asked, answer)
+    check_allowed(None, asked, answer, allow_always=call.interrupts.settings.allow_always)
     try:
         await call.interrupts.reply(asked, answer.reply, Location(directory=asked.directory))
     except UpstreamNotFoundError:

@@ -11,10 +11,17 @@ from typing import Literal
 
 import orjson
 
+from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
+    InterruptTypeMismatchError,
+    InvalidParamsError,
+)
 from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution
+from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Message
-from opencode_a2a.rights import FULL, Rights
-from opencode_a2a.turns.grants import Scope
+from opencode_a2a.rights import FULL, QUESTION, Rights
+
+Scope = Literal["task", "context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,48 @@ class Answer:
         """Read what ``dump`` wrote."""
         kind, reply, by, message = orjson.loads(data)
         return cls(_KINDS[kind](**reply), by, message and Message.load(message))
+
+
+def check_allowed(
+    owner: Owner | None, asked: Interrupted, answer: Answer, *, allow_always: bool
+) -> None:
+    """Raise an error if a person may not give this answer to an interrupt."""
+    reply = answer.reply
+    kind = "permission" if isinstance(reply, PermissionReply) else "question"
+    if kind != asked.type:
+        raise InterruptTypeMismatchError(
+            request_id=asked.request_id,
+            expected_interrupt_type=kind,
+            actual_interrupt_type=asked.type,
+        )
+    permission = asked.permission or QUESTION
+    granted = kind == "permission" and answer.resolution != "rejected"
+    if granted and answer.rights.narrow(permission, "ask") == "deny":
+        raise AuthorizationForbiddenError(
+            "This credential may not allow it; it can only be used to answer no"
+        )
+    match reply:
+        case PermissionReply(reply="always") if not allow_always:
+            text = '"always" is switched off here, since it holds for everybody; answer "once"'
+            raise InvalidParamsError.of("reply", text, text)
+        case PermissionReply(scope=str(scope)):
+            problem = None
+            if not asked.always:
+                problem = "OpenCode does not say what else this would allow"
+            elif owner is None or (scope == "task" and owner.task_id is None):
+                problem = "the work was not begun by a task"
+            elif answer.by != owner.principal:
+                problem = "only the caller of the task can do that"
+            elif reply.reply != "once":
+                problem = f'it goes with "once", not with "{reply.reply}"'
+            if problem is not None:
+                text = f'The permission cannot be given for a {scope}: {problem}; answer "once"'
+                raise InvalidParamsError.of("scope", text, text)
+        case QuestionReply(answers=answers) if len(answers) > len(asked.questions):
+            text = f"There are only {len(asked.questions)} questions."
+            raise InvalidParamsError.of("answers", text, text)
+        case _:
+            pass
 
 
 class NotUnderstoodError(Exception):

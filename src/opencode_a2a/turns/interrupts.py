@@ -52,7 +52,6 @@ import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from fnmatch import fnmatchcase
 from typing import Literal
 
 import orjson
@@ -62,12 +61,9 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import InterruptSettings, Settings
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
-    AuthorizationForbiddenError,
     InterruptNotFoundError,
-    InterruptTypeMismatchError,
-    InvalidParamsError,
     ServiceError,
     SessionNotFoundError,
     UpstreamError,
@@ -79,7 +75,6 @@ from opencode_a2a.events import (
     Emitted,
     Finished,
     Interrupted,
-    Progressed,
     Resumed,
     ToolChanged,
     TurnEvent,
@@ -88,7 +83,7 @@ from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.rights import NARROWEST, QUESTION, Action, Rights
+from opencode_a2a.rights import NARROWEST, Rights
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.interrupts import InterruptRow
@@ -100,8 +95,10 @@ from opencode_a2a.turns.answers import (
     QuestionRejection,
     QuestionReply,
     Reply,
+    Scope,
+    check_allowed,
 )
-from opencode_a2a.turns.grants import Grant, Grants, Scope, give
+from opencode_a2a.turns.policy import Grant, Grants, expiry, give, known_answer, progress
 
 logger = structlog.get_logger(__name__)
 
@@ -109,14 +106,9 @@ CONFIRM_SECONDS = 10.0
 """Seconds in which OpenCode has to confirm an answer that it took."""
 CONNECT_SECONDS = 10.0
 """Seconds that an answer waits for its turn to be connected after a restart of the service."""
-RULE, CLOCK, ELSEWHERE = "rule", "deadline", "elsewhere"
-"""Recorded as ``by`` when an interrupt was not settled by a principal or a grant."""
-EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
-DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
+CLOCK, ELSEWHERE = "deadline", "elsewhere"
+"""Recorded as ``by`` when an interrupt was settled by no principal, grant or rule."""
 STOPPED_MESSAGE = "The turn stopped before OpenCode confirmed the answer; try again"
-UNATTENDED_MESSAGE = (
-    "Nobody is there to answer. Decide by yourself if you can, or say what you could not do."
-)
 
 
 class Stage(Enum):
@@ -180,33 +172,6 @@ class Interrupt:
     @property
     def name(self) -> str:
         return str(self.asked.number or self.asked.request_id)
-
-
-def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
-    """Return what the rules do with a permission; they allow it only if they allow each pattern."""
-    if asked.type != "permission" or asked.permission is None:
-        return "ask"
-    actions: set[Action] = set()
-    for pattern in asked.patterns or ["*"]:
-        action: Action = "ask"
-        for rule in settings.permission_rules:  # the last rule that fits decides
-            if fnmatchcase(asked.permission, rule.permission) and fnmatchcase(
-                pattern, rule.pattern
-            ):
-                action = rule.action
-        actions.add(action)
-    if "deny" in actions:
-        return "deny"
-    return "ask" if "ask" in actions else "allow"
-
-
-def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
-    """Return the answer to give at the deadline; None if the turn ends instead."""
-    if settings.interrupt_default_action == "end-turn":
-        return None
-    if asked.type == "question":
-        return QuestionReply([[EXPIRED_MESSAGE] for _ in asked.questions])
-    return PermissionReply("reject", EXPIRED_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,45 +292,6 @@ class SharedInterrupts:
         self.open: dict[RequestId, Interrupt] = {}
         """Interrupts that are not settled. A turn and an errand may follow the same session; the
         first of them to hear of a request asks it, and the other does not."""
-
-    def check(self, owner: Owner | None, asked: Interrupted, answer: Answer) -> None:
-        """Raise an error if a person may not give this answer to an interrupt."""
-        reply = answer.reply
-        kind = "permission" if isinstance(reply, PermissionReply) else "question"
-        if kind != asked.type:
-            raise InterruptTypeMismatchError(
-                request_id=asked.request_id,
-                expected_interrupt_type=kind,
-                actual_interrupt_type=asked.type,
-            )
-        permission = asked.permission or QUESTION
-        granted = kind == "permission" and answer.resolution != "rejected"
-        if granted and answer.rights.narrow(permission, "ask") == "deny":
-            raise AuthorizationForbiddenError(
-                "This credential may not allow it; it can only be used to answer no"
-            )
-        match reply:
-            case PermissionReply(reply="always") if not self.settings.allow_always:
-                text = '"always" is switched off here, since it holds for everybody; answer "once"'
-                raise InvalidParamsError.of("reply", text, text)
-            case PermissionReply(scope=str(scope)):
-                problem = None
-                if not asked.always:
-                    problem = "OpenCode does not say what else this would allow"
-                elif owner is None or (scope == "task" and owner.task_id is None):
-                    problem = "the work was not begun by a task"
-                elif answer.by != owner.principal:
-                    problem = "only the caller of the task can do that"
-                elif reply.reply != "once":
-                    problem = f'it goes with "once", not with "{reply.reply}"'
-                if problem is not None:
-                    text = f'The permission cannot be given for a {scope}: {problem}; answer "once"'
-                    raise InvalidParamsError.of("scope", text, text)
-            case QuestionReply(answers=answers) if len(answers) > len(asked.questions):
-                text = f"There are only {len(asked.questions)} questions."
-                raise InvalidParamsError.of("answers", text, text)
-            case _:
-                pass
 
     async def reply(self, asked: Interrupted, reply: Reply, at: Location) -> None:
         """Send OpenCode a reply."""
@@ -652,7 +578,7 @@ class WorkInterrupts:
         interrupt = Interrupt(asked, self, implied=self._refusing)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self.open[asked.request_id] = self.shared.open[asked.request_id] = interrupt
-        known = await self._known_answer(asked)
+        known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         if asked.call_id is not None and asked.tool_input is None:
             # OpenCode stores the input of the tool call a moment after it asks.
             try:
@@ -670,29 +596,7 @@ class WorkInterrupts:
             self._arm(interrupt)
             return asked
         self._make_due(interrupt, known)
-        status = "allowed" if known.resolution == "once" else "denied"
-        reason = "answered by a rule of this service"
-        if known.by != RULE:
-            reason = f"allowed before, by {known.by}"
-        if asked.type == "question":
-            subject = " ".join(question.question for question in asked.questions)
-            return Progressed("question", status, asked.request_id, subject, reason=reason)
-        subject = f"{asked.permission}: {', '.join(asked.patterns)}"
-        return Progressed("permission", status, asked.request_id, subject, reason=reason)
-
-    async def _known_answer(self, asked: Interrupted) -> Answer | None:
-        """Return the answer by a rule, the rights of the work, or a grant; None asks a person."""
-        rights, action = self.owner.rights, rule_action(self.shared.settings, asked)
-        action = rights.narrow(asked.permission or QUESTION, action)
-        if action == "ask":
-            grant = await self.shared.grants.covering(self.owner, asked)
-            return None if grant is None else Answer(PermissionReply("once"), grant.by)
-        if asked.type == "question":
-            return Answer(QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions]), RULE)
-        if action == "allow":
-            return Answer(PermissionReply("once"), RULE)
-        message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
-        return Answer(PermissionReply("reject", message), RULE)
+        return progress(asked, known)
 
     def _arm(self, interrupt: Interrupt) -> None:
         """Wake the turn at the deadline of an interrupt, to give the default answer."""
@@ -768,7 +672,8 @@ class WorkInterrupts:
             interrupt = self.open.get(RequestId(request_id))
             if interrupt is None or not interrupt.answerable(answer):
                 raise InterruptNotFoundError(request_id=request_id[:128])
-            self.shared.check(self.owner, interrupt.asked, answer)
+            allow_always = self.shared.settings.allow_always
+            check_allowed(self.owner, interrupt.asked, answer, allow_always=allow_always)
             found.append(interrupt)
         before = [(interrupt, interrupt.stage) for interrupt in found]
         for interrupt in found:

@@ -1,28 +1,37 @@
-"""Grants: permissions that a person gave for more than one request.
+"""Answers that need no person: by a rule, the rights of the work, a grant, or at the deadline.
 
-A person who allows a permission "for this task" or "for this conversation" allows what OpenCode's
-own "always" would allow, by the patterns that the request names, but for that task or context
-alone. OpenCode does not know of it: the service answers each later request with "once".
+A person who allows a permission "for this task" or "for this conversation" gives a grant: it allows
+what OpenCode's own "always" would allow, by the patterns that the request names, but for that task
+or context alone. OpenCode does not know of it: the service answers each later request with "once".
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from fnmatch import fnmatchcase
 from uuid import uuid4
 
 import orjson
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.config import InterruptSettings
 from opencode_a2a.errors import GrantNotFoundError
-from opencode_a2a.events import Interrupted
+from opencode_a2a.events import Interrupted, Progressed
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, TaskId
+from opencode_a2a.rights import QUESTION, Action
 from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply, Scope
 
-Scope = Literal["task", "context"]
+RULE = "rule"
+"""Recorded as ``by`` when a rule, or the rights of the work, settle an interrupt."""
+EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
+DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
+UNATTENDED_MESSAGE = (
+    "Nobody is there to answer. Decide by yourself if you can, or say what you could not do."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,63 @@ class Grants:
         if not await self._database.write(grant_rows.revoke, principal, grant_id, now):
             raise GrantNotFoundError(grant_id=grant_id[:128])
         AUDIT.info("grant revoked", grant_id=grant_id, principal=principal)
+
+
+def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
+    """Return what the rules do with a permission; they allow it only if they allow each pattern."""
+    if asked.type != "permission" or asked.permission is None:
+        return "ask"
+    actions: set[Action] = set()
+    for pattern in asked.patterns or ["*"]:
+        action: Action = "ask"
+        for rule in settings.permission_rules:  # the last rule that fits decides
+            if fnmatchcase(asked.permission, rule.permission) and fnmatchcase(
+                pattern, rule.pattern
+            ):
+                action = rule.action
+        actions.add(action)
+    if "deny" in actions:
+        return "deny"
+    return "ask" if "ask" in actions else "allow"
+
+
+def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
+    """Return the answer to give at the deadline; None if the turn ends instead."""
+    if settings.interrupt_default_action == "end-turn":
+        return None
+    if asked.type == "question":
+        return QuestionReply([[EXPIRED_MESSAGE] for _ in asked.questions])
+    return PermissionReply("reject", EXPIRED_MESSAGE)
+
+
+async def known_answer(
+    settings: InterruptSettings, grants: Grants, owner: Owner, asked: Interrupted
+) -> Answer | None:
+    """Return the answer by a rule, the rights of the work, or a grant; None asks a person."""
+    rights, action = owner.rights, rule_action(settings, asked)
+    action = rights.narrow(asked.permission or QUESTION, action)
+    if action == "ask":
+        grant = await grants.covering(owner, asked)
+        return None if grant is None else Answer(PermissionReply("once"), grant.by)
+    if asked.type == "question":
+        return Answer(QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions]), RULE)
+    if action == "allow":
+        return Answer(PermissionReply("once"), RULE)
+    message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
+    return Answer(PermissionReply("reject", message), RULE)
+
+
+def progress(asked: Interrupted, answer: Answer) -> Progressed:
+    """Return the event which says that a request was answered, and nobody asked."""
+    status = "allowed" if answer.resolution == "once" else "denied"
+    reason = "answered by a rule of this service"
+    if answer.by != RULE:
+        reason = f"allowed before, by {answer.by}"
+    if asked.type == "question":
+        subject = " ".join(question.question for question in asked.questions)
+        return Progressed("question", status, asked.request_id, subject, reason=reason)
+    subject = f"{asked.permission}: {', '.join(asked.patterns)}"
+    return Progressed("permission", status, asked.request_id, subject, reason=reason)
 
 
 def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope, now: int) -> Grant:
