@@ -1,11 +1,13 @@
-"""Canceling a task."""
+"""Canceling a task, and failing one: what runs for it in OpenCode is stopped."""
 
 import asyncio
 
 import pytest
+import structlog
 
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
@@ -149,3 +151,26 @@ async def test_a_session_that_does_not_stop_is_not_aborted_without_a_pause(
 
     assert canceled.state == "canceled"
     assert 2 <= len(aborts) <= 7
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I15")
+async def test_a_turn_that_fails_by_a_fault_of_the_service_is_stopped_in_opencode(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    caller = Caller(service)
+    asked = await caller.send("run it")
+
+    def fail(*_: object) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(Reader, "feed", fail)
+    with structlog.testing.capture_logs() as records:
+        opencode.tell_event("session.idle", {"sessionID": asked.session_id})
+        failed = await caller.ended(asked.id)
+        working = opencode.at_work
+
+    settled = [one["resolution"] for one in records if one["event"] == "interrupt settled"]
+    assert (failed.state, failed.error_type, working) == ("failed", "INTERNAL_ERROR", False)
+    assert settled == ["void"]

@@ -47,7 +47,7 @@ from opencode_a2a.tasks.state import State
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import CLOCK
-from opencode_a2a.turns.turn import LoggedTurn, Turn
+from opencode_a2a.turns.turn import INTERNAL, LoggedTurn, Turn
 
 logger = structlog.get_logger(__name__)
 
@@ -78,9 +78,6 @@ UPSTREAM_LOST = Failure(
     FailureType.UPSTREAM_LOST,
     "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
     "another one, which does not know what was said before.",
-)
-INTERNAL = Failure(
-    FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
 ADMISSION_SECONDS = 0.02
 """How often ``give_up`` looks whether the tasks that are being admitted have been."""

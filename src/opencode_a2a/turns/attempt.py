@@ -10,7 +10,7 @@ look again, and when a turn is given up.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -45,7 +45,7 @@ from opencode_a2a.messages import Answered, TurnRequest
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import FeedItem, Gap, Wake
 from opencode_a2a.opencode.reader import Reader
-from opencode_a2a.opencode.turn_state import Snapshot, TurnState
+from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     CommandCall,
     FileInput,
@@ -59,7 +59,7 @@ from opencode_a2a.opencode.types import (
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.turns.interrupts import Next
-from opencode_a2a.turns.sessions import BoundSession, WiderWorkError
+from opencode_a2a.turns.sessions import BoundSession, WiderWorkError, Work
 
 if TYPE_CHECKING:  # each of the two files needs the other
     from opencode_a2a.turns.turn import Addition, Log, Turn
@@ -118,6 +118,10 @@ ENDLESS = "The model was asked {} times without coming to an end; the turn was s
 RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
 
 
+PromptCall = asyncio.Task[MessageWithParts]
+"""A call that takes a prompt to OpenCode, and returns OpenCode's last message."""
+
+
 class SessionGoneError(Exception):
     """OpenCode deleted the session of the context before the prompt: the turn needs a new one."""
 
@@ -148,12 +152,13 @@ class Attempt:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         tools = self._shared.tools
-        self._caller = tools and tools.callers.enter(
+        self._calling_turn = tools and tools.callers.enter(
             turn.request.routing.hops, self._report, turn.owner.principal
         )
         self._shared.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
         self._subscription = self._shared.feed.follow(session.session_id)
-        self._prompts = PromptCalls(turn, session, self._report, self.wake)
+        work = self._shared.sessions.rights.register(session.session_id, turn.owner.rights)
+        self._prompts = PromptCalls(turn, session, work, self._report, self.wake)
 
     @property
     def finished(self) -> bool:
@@ -163,10 +168,10 @@ class Attempt:
         """Have the turn decide again, though no event came."""
         self._subscription.wake()
 
-    def _new_reader(self, emitted: Emitted | None = None) -> Reader:
+    def _new_reader(self, resumes: Emitted | None = None) -> Reader:
         turn = self._turn
-        prompt, answer = turn.request.user_message_id, Channel.PLAN if turn.plans else Channel.TEXT
-        reader = Reader(self._session.session_id, prompt, emitted, answer)
+        prompt, channel = turn.request.user_message_id, Channel.PLAN if turn.plans else Channel.TEXT
+        reader = Reader(self._session.session_id, prompt, resumes, channel)
         for addition in turn.additions:
             reader.state.messages.claim(addition.prompt_id)
         return reader
@@ -175,14 +180,31 @@ class Attempt:
         self._subscription.close()
         self._shared.interrupts.sessions_with_turn.pop(self._session.session_id, None)
         self._prompts.close()
-        if self._shared.tools is not None and self._caller is not None:
-            self._shared.tools.callers.leave(self._caller, canceled=self._turn.canceled)
+        if self._shared.tools is not None and self._calling_turn is not None:
+            self._shared.tools.callers.leave(self._calling_turn, canceled=self._turn.canceled)
         for timer in (self._tick_timer, self._start_timer):
             if timer is not None:
                 timer.cancel()
 
     async def run(self) -> None:
-        """Send the prompt, unless an earlier process may have; then hear, decide and write."""
+        """Begin; then hear, decide and write until the turn is over."""
+        try:
+            await self._begin()
+            while not self._reader.finished:
+                await self._write(self._hear(await self._subscription.batch(self._on_text)))
+                await self._write(await self._decide_or_wait())
+                if self._start_timer is None and self._reader.starting:
+                    loop = asyncio.get_running_loop()
+                    self._start_timer = loop.call_later(START_SECONDS, self._show_started)
+        except SessionGoneError:
+            raise
+        except Exception:  # an error that ends the turn: nobody would follow it any more
+            with suppress(SessionNotFoundError):
+                await self._stopped_in_time()
+            raise
+
+    async def _begin(self) -> None:
+        """Send the prompt, unless an earlier process may have sent it."""
         turn, session = self._turn, self._session
         bound = turn.bound(session)
         if not turn.recovered:
@@ -193,35 +215,13 @@ class Attempt:
             if not turn.canceled:
                 self._prompts.send(turn.request)
         else:
-            # The answers of a turn that is about to be stopped wait until it has ended.
+            # The first ``_decide`` calls ``_reconcile``, which sends the prompt if it is not in
+            # OpenCode's store. The answers of a turn that is about to be stopped wait until it
+            # has ended.
             if self._interrupts.connected and not turn.canceled and turn.refusal is None:
                 self._interrupts.connected.set()
             await self._log.append([bound], session.link)
         self._tick()
-        while not self._reader.finished:
-            await self._write(self._hear(await self._subscription.batch(self._on_text)))
-            try:
-                events = await self._decide()
-            except SessionNotFoundError:
-                await self._shared.sessions.forget(session.session_id, insist=True)
-                # Before anything was prompted, the context can go on in a new session.
-                if not session.claimed and not self._reader.state.messages.prompt_seen:
-                    raise SessionGoneError from None
-                events = self._reader.finish(None, failure=GONE)
-            except StoreUnavailableError:
-                events = []  # OpenCode works on; the next tick tries again
-            except UpstreamError as error:
-                # OpenCode could not be asked; the next tick, or the feed's return, tries again.
-                logger.warning("could not read OpenCode's state; will retry", error=error.message)
-                events = []
-                if turn.canceled:
-                    events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
-                elif (failure := self._limits.silence) is not None:
-                    events = self._reader.finish(None, failure=failure)
-            await self._write(events)
-            if self._start_timer is None and self._reader.starting:
-                loop = asyncio.get_running_loop()
-                self._start_timer = loop.call_later(START_SECONDS, self._show_started)
 
     # Hear
 
@@ -252,8 +252,8 @@ class Attempt:
         """Feed the reader; return the events to write."""
         out, self._unwritten = self._unwritten, []
         events: list[Event] = []
-        if self._shared.tools is not None and self._caller is not None:
-            self._shared.tools.hear(self._caller, items)
+        if self._shared.tools is not None and self._calling_turn is not None:
+            self._shared.tools.hear(self._calling_turn, items)
         for item in items:
             match item:
                 case Gap():
@@ -317,15 +317,42 @@ class Attempt:
 
     # Decide
 
+    async def _decide_or_wait(self) -> list[TurnEvent]:
+        """Decide; if OpenCode or the database cannot be asked, the next tick tries again."""
+        try:
+            return await self._decide()
+        except SessionNotFoundError:
+            session = self._session
+            await self._shared.sessions.forget(session.session_id, insist=True)
+            # Before anything was prompted, the context can go on in a new session.
+            if not session.claimed and not self._reader.state.messages.prompt_seen:
+                raise SessionGoneError from None
+            return self._reader.finish(None, failure=GONE)
+        except StoreUnavailableError:
+            return []
+        except UpstreamError as error:
+            logger.warning("could not read OpenCode's state; will retry", error=error.message)
+            if self._turn.canceled:
+                return _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
+            if (failure := self._limits.silence) is not None:
+                return self._reader.finish(None, failure=failure)
+            return []
+
     async def _decide(self) -> list[TurnEvent]:
         """Do what is due now that something was heard, or time has passed.
 
-        The first signal that applies decides; each method returns the events to write.
+        The signals are looked at in this order, until one decides. The method of that one returns
+        the events to write.
 
         ==========================================  =======================  =====================
         signal                                      method                   next
         ==========================================  =======================  =====================
-        canceled, refused, forged, or out of time   ``_abort``               end
+        OpenCode has taken the prompt               ``Sessions.confirm``     next signal
+        canceled, or refused                        ``_abort``               end
+        an answer to an interrupt is due            ``attend``               next signal
+        nobody answered in time, or somebody        ``_abort``               end
+        answered past this service
+        OpenCode does not know an open interrupt    ``_doubt``               next signal
         events may be missing                       ``_reconcile``           prompt, end or go on
         a further message may be sent               ``_deliver``             go on
         the latest prompt call has ended            ``_after_call``          end, prompt or go on
@@ -372,6 +399,7 @@ class Attempt:
         """Have OpenCode's stored state read again; answers from before now do not count."""
         self._limits.doubted = self._limits.now()
         self._reader.state.note_gap()
+        self.wake()
 
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with OpenCode's store; send the prompt if it is not there, finish if it is done.
@@ -412,7 +440,6 @@ class Attempt:
                 if not events:
                     raise
                 self._doubt()
-                self.wake()
         return events
 
     async def _guard(self) -> list[TurnEvent]:
@@ -448,22 +475,28 @@ class Attempt:
 
     @property
     def _next(self) -> "Addition | None":
-        """The further message to send next."""
+        """The further message to send next; one that is queued does not go on after a failure."""
         state = self._reader.state
         newest = state.messages.newest
         failed = state.tree.last_error is not None or (
             newest is not None and newest.error is not None
         )
-        return self._turn.additions.next(failed=failed)
+        for delivery in ("interrupt", "steer") if failed else ("interrupt", "steer", "queue"):
+            for addition in self._turn.additions:
+                if addition.delivery == delivery:
+                    return addition
+        return None
 
     async def _deliver(self) -> list[TurnEvent]:
         """Send messages that do not wait for the end of the turn, one after the other."""
         turn, state, out = self._turn, self._reader.state, list[TurnEvent]()
-        for addition in turn.additions.take_delivered(state.messages.user_messages):
-            progress = addition.progress("delivered")
-            key = (progress.type, progress.status, progress.part_id)
-            if key not in turn.emitted.progress:
-                out.append(progress)
+        for addition in list(turn.additions):
+            if addition.prompt_id in state.messages.user_messages:
+                turn.additions.remove(addition)
+                progress = addition.progress("delivered")
+                key = (progress.type, progress.status, progress.part_id)
+                if key not in turn.emitted.progress:
+                    out.append(progress)
         addition, ready = self._next, state.messages.prompt_seen and not state.needs_reconcile
         if addition is None or addition.sent or not addition.stored or not ready:
             return out
@@ -476,7 +509,6 @@ class Attempt:
             self._interrupts.refuse_all(turn.owner.principal)
             addition.cleared = await self._stopped_in_time()
             self._doubt()  # how far the text had come
-            self.wake()
         return out
 
     def _prompt_with(self, addition: "Addition") -> None:
@@ -497,16 +529,33 @@ class Attempt:
     # Finish
 
     def _drained(self) -> bool:
-        if self._limits.ended is None:
+        """Whether the events have caught up with the end of the turn, or are too late.
+
+        OpenCode answers the prompt call before it has sent the last events.
+        """
+        limits, state = self._limits, self._reader.state
+        if limits.ended is None:
+            limits.ended = limits.now()
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.wake)
-        return self._limits.drained(self._reader.state)
+        late = limits.now() - limits.ended >= DRAIN_SECONDS
+        return late or (state.complete and state.messages.diff_known)
 
     @property
     def _idle_is_the_end(self) -> bool:
-        state, running = self._reader.state, self._prompts.running
-        return self._limits.idle_is_the_end(state, prompt_running=running)
+        """Whether a session that OpenCode does not list as busy is done with the turn.
 
-    async def _after_call(self, call: asyncio.Task[MessageWithParts]) -> list[TurnEvent]:
+        An OpenCode that gets no CPU time stores and announces a message seconds before it lists the
+        session, so a second sign is needed: the answer to the prompt, its last message, or, where
+        neither can come any more, that it has had the time to begin.
+        """
+        limits, state, messages = self._limits, self._reader.state, self._reader.state.messages
+        if self._prompts.running:
+            return state.complete
+        if (messages.answers and not messages.unanswered) or state.tree.last_error is not None:
+            return True
+        return limits.now() - max(limits.heard, limits.doubted) > UNBEGUN_SECONDS
+
+    async def _after_call(self, call: PromptCall) -> list[TurnEvent]:
         """Finish after the latest prompt call has ended, or find out what its error means."""
         error = call.exception()
         if error is None:
@@ -519,7 +568,6 @@ class Attempt:
             if addition is not None:
                 addition.sent = False
             self._doubt()
-            self.wake()
             return []
         if isinstance(error, SessionNotFoundError) or not isinstance(error, ServiceError):
             raise error
@@ -550,16 +598,15 @@ class Attempt:
             pass  # both end with a wake
         elif addition.sent:
             self._doubt()  # OpenCode was not heard to have it
-            self.wake()
         else:
             self._prompt_with(addition)
         return []
 
     async def _read_end(self) -> Snapshot:
         """Return the stored state at the end of the turn; the prompt's answer may be enough."""
-        answer, state = self._prompts.answer, self._reader.state
-        if answer is not None and state.ends_with(answer):
-            return Snapshot(messages=[answer])
+        message, state = self._prompts.last_message, self._reader.state
+        if message is not None and state.ends_with(message):
+            return Snapshot(messages=[message])
         return await self._shared.snapshots.read_end(
             self._session.session_id, state.messages.sent, state.tree.children
         )
@@ -638,6 +685,7 @@ async def _by_schema(events: list[TurnEvent], schema: JsonObject) -> list[TurnEv
     return out
 
 
+@dataclass(eq=False, slots=True)
 class PromptCalls:
     """The prompts of a turn, and the calls to OpenCode that are under way with them.
 
@@ -645,27 +693,19 @@ class PromptCalls:
     with an error, if it does not take the prompt.
     """
 
-    def __init__(
-        self,
-        turn: "Turn",
-        session: BoundSession,
-        report: Callable[[Progressed], None],
-        wake: Callable[[], None],
-    ) -> None:
-        """Use ``report`` to say that a prompt has to wait, and ``wake`` when a call has ended."""
-        self._turn = turn
-        self._shared = turn.shared
-        self._session = session
-        self._report = report
-        self._wake = wake
-        rights = self._shared.sessions.rights
-        self.work = rights.register(session.session_id, turn.owner.rights)
-        """The turn, as work in a session that has to keep to rights."""
-        self.latest: asyncio.Task[MessageWithParts] | None = None
-        """The call with the latest prompt; None as well if its connection broke."""
-        self.tries = 0
-        """How often the first prompt of the turn was sent."""
-        self._calls: list[asyncio.Task[MessageWithParts]] = []
+    turn: "Turn"
+    session: BoundSession
+    work: Work
+    """The turn, as work in a session that has to keep to rights."""
+    report: Callable[[Progressed], None]
+    """Says that a prompt has to wait."""
+    wake: Callable[[], None]
+    """Called when a call has ended."""
+    latest: PromptCall | None = None
+    """The call with the latest prompt; None as well if its connection broke."""
+    tries: int = 0
+    """How often the first prompt of the turn was sent."""
+    calls: list[PromptCall] = field(default_factory=list[PromptCall])
 
     @property
     def running(self) -> bool:
@@ -673,51 +713,53 @@ class PromptCalls:
         return self.latest is not None and not self.latest.done()
 
     @property
-    def answer(self) -> MessageWithParts | None:
-        """OpenCode's answer to the latest call, if there is one."""
+    def last_message(self) -> MessageWithParts | None:
+        """The message with which OpenCode answered the latest call, if it did."""
         call = self.latest
         if call is None or not call.done() or call.cancelled() or call.exception() is not None:
             return None
         return call.result()
 
-    def send(self, request: TurnRequest) -> asyncio.Task[MessageWithParts]:
+    def send(self, request: TurnRequest) -> PromptCall:
         """Send a prompt; return the call."""
 
-        def ended(call: asyncio.Task[MessageWithParts]) -> None:
+        def ended(call: PromptCall) -> None:
             if not call.cancelled():
                 call.exception()  # asyncio complains of exceptions that nobody has looked at
-            self._wake()
+            self.wake()
 
-        self.tries += request is self._turn.request
+        self.tries += request is self.turn.request
         call = self.latest = asyncio.create_task(self._call(request))
         call.add_done_callback(ended)
-        self._calls.append(call)
+        self.calls.append(call)
         return call
 
-    def drop(self, call: asyncio.Task[MessageWithParts]) -> None:
+    def drop(self, call: PromptCall) -> None:
         """Forget a call whose prompt OpenCode did not take; the call before it is the latest."""
-        self._calls.remove(call)
-        self.latest = self._calls[-1] if self._calls else None
+        self.calls.remove(call)
+        self.latest = self.calls[-1] if self.calls else None
 
     def close(self) -> None:
-        for call in self._calls:
+        for call in self.calls:
             call.cancel()
-        self._shared.sessions.rights.end(self.work)
+        self.turn.shared.sessions.rights.end(self.work)
 
     async def _call(self, request: TurnRequest) -> MessageWithParts:
         """Prompt the session, unless the turn is canceled first."""
-        settings = self._shared.settings.opencode
-        schema = request.routing.output_schema or self._turn.request.routing.output_schema
-        if self._turn.plans:  # the schema is for the turn that carries the plan out
+        settings = self.turn.shared.settings.opencode
+        schema = request.routing.output_schema or self.turn.request.routing.output_schema
+        if self.turn.plans:  # the schema is for the turn that carries the plan out
             schema = None
-        agent, command = self._turn.agent(request.routing.agent), request.routing.command
+        agent, command = self.turn.agent, request.routing.command
+        if not self.turn.plans:
+            agent = request.routing.agent or agent
         if command is not None:
             # An agent that the command itself names has precedence.
-            sources = await self._shared.opencode.command_sources(at=self._session.location)
+            sources = await self.turn.shared.opencode.command_sources(at=self.session.location)
             agent = next((one.agent for one in sources if one.name == command), None) or agent
         agent, tools = await self._restrict(agent, widens=command is None)
-        model = await self._shared.model(self._session, request.routing.model)
-        if self._turn.canceled:  # while the model was looked up: OpenCode need not hear of it
+        model = await self.turn.shared.model(self.session, request.routing.model)
+        if self.turn.canceled:  # while the model was looked up: OpenCode need not hear of it
             raise asyncio.CancelledError
         if command is not None:
             called = CommandCall(
@@ -728,8 +770,8 @@ class PromptCalls:
                 model=str(model) if model else None,
                 variant=settings.variant,
             )
-            session = self._session
-            return await self._shared.opencode.run_command(
+            session = self.session
+            return await self.turn.shared.opencode.run_command(
                 session.session_id, called, at=session.location
             )
         parts: list[InputPart] = []
@@ -750,8 +792,8 @@ class PromptCalls:
             tools=tools,
             format=OutputFormat(json_schema=schema) if schema else None,
         )
-        session = self._session
-        answer = self._shared.opencode.prompt(session.session_id, prompt, at=session.location)
+        session = self.session
+        answer = self.turn.shared.opencode.prompt(session.session_id, prompt, at=session.location)
         del prompt, parts  # large files need not be kept until the turn has ended
         return await answer
 
@@ -762,16 +804,16 @@ class PromptCalls:
 
         Wait for work with wider rights to end: the prompt would join it.
         """
-        rights, at, reported = self._shared.sessions.rights, self._session.location, False
-        while not self._turn.canceled:
+        rights, at, reported = self.turn.shared.sessions.rights, self.session.location, False
+        while not self.turn.canceled:
             try:
                 restricted = await rights.restrict(self.work, agent, at, widens=widens)
                 if reported:
-                    self._report(Progressed("queue", "over", title="That work is over"))
+                    self.report(Progressed("queue", "over", title="That work is over"))
                 return restricted
             except WiderWorkError as wider:
                 if not reported:
-                    self._report(Progressed("queue", "waiting", title=str(wider)))
+                    self.report(Progressed("queue", "waiting", title=str(wider)))
                 reported = True
                 if wider.work:
                     await wait(wider.work.done, AWAY_SECONDS)
@@ -826,32 +868,6 @@ class TurnLimits:
         That is after 5 s, 20 s, 80 s, since each comparison reads the messages of the session.
         """
         return self.now() - self.compared >= (self.tick if self.unlisted else self.quiet * 3 / 4)
-
-    # When it is over
-
-    def drained(self, state: TurnState) -> bool:
-        """Whether the events have caught up with the end of the turn, or are too late.
-
-        OpenCode answers the prompt call before it has sent the last events.
-        """
-        if self.ended is None:
-            self.ended = self.now()
-        late = self.now() - self.ended >= DRAIN_SECONDS
-        return late or (state.complete and state.messages.diff_known)
-
-    def idle_is_the_end(self, state: TurnState, *, prompt_running: bool) -> bool:
-        """Whether a session that OpenCode does not list as busy is done with the turn.
-
-        An OpenCode that gets no CPU time stores and announces a message seconds before it lists the
-        session, so a second sign is needed: the answer to the prompt, its last message, or, where
-        neither can come any more, that it has had the time to begin.
-        """
-        if prompt_running:
-            return state.complete
-        messages = state.messages
-        if (messages.answers and not messages.unanswered) or state.tree.last_error is not None:
-            return True
-        return self.now() - max(self.heard, self.doubted) > UNBEGUN_SECONDS
 
     # When it is given up
 

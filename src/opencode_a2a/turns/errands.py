@@ -32,21 +32,11 @@ from opencode_a2a.store import spending
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.spending import Spent, day_of
 from opencode_a2a.turns import snapshot
-from opencode_a2a.turns.interrupts import (
-    Next,
-    SharedInterrupts,
-    StoredInterrupt,
-    WorkInterrupts,
-)
+from opencode_a2a.turns.attempt import TICK_SECONDS, UNBEGUN_SECONDS
+from opencode_a2a.turns.interrupts import Next, SharedInterrupts, StoredInterrupt, WorkInterrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, SessionRights, Work
 
 logger = structlog.get_logger(__name__)
-
-TICK_SECONDS = 5.0
-"""Seconds without an event after which a session is looked at, or OpenCode is tried again."""
-UNBEGUN_SECONDS = 15.0
-"""Seconds that an OpenCode which gets no CPU time may take to begin. With a prompt that wants no
-reply it never begins."""
 
 
 class Errand:
@@ -85,7 +75,8 @@ class Errand:
         self._begun = False
         """Whether OpenCode was seen at work."""
         self._latest = asyncio.get_running_loop().time() + UNBEGUN_SECONDS
-        """When an idle session ends the errand though it was never seen at work."""
+        """When an idle session ends the errand though it was never seen at work: with a prompt that
+        wants no reply, OpenCode never begins."""
 
     async def run(self) -> None:
         """Follow the session until its work is done."""
@@ -178,8 +169,7 @@ class Errand:
         if over:
             # OpenCode itself keeps requests pending when the work that asked is over.
             await self.interrupts.reject_leftovers(self.subscription.sessions)
-            asked = [one.asked for one in self.interrupts.open.values()]
-            await self._ask_and_settle([Resumed(one.request_id, one.type, "void") for one in asked])
+            await self._ask_and_settle([*self.interrupts.voided()])
         return over
 
     async def _ask_and_settle(self, events: list[TurnEvent]) -> None:

@@ -851,6 +851,11 @@ class WorkInterrupts:
         for interrupt in self.open.values():
             interrupt.implied = self._refusing
 
+    def voided(self) -> list[Resumed]:
+        """Return the events that end all open interrupts without an answer."""
+        asked = [interrupt.asked for interrupt in self.open.values()]
+        return [Resumed(one.request_id, one.type, "void") for one in asked]
+
     def go_on(self) -> None:
         """Note that the turn goes on after it was stopped: new requests are asked again."""
         self._refusing = None

@@ -6,8 +6,8 @@ over. ``SharedTurns`` is what the turns in one OpenCode share.
 """
 
 import asyncio
-from collections.abc import Container, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,10 +25,10 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import (
     Emitted,
     Failure,
+    FailureType,
     Finished,
     Outcome,
     Progressed,
-    Resumed,
     SessionBound,
     TurnEvent,
 )
@@ -36,13 +36,14 @@ from opencode_a2a.ids import MessageId, ModelRef, Owner, SessionId
 from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.types import MessageWithParts
 from opencode_a2a.store.database import Write
 from opencode_a2a.turns.attempt import (
     AGAIN_SECONDS,
     AWAY_SECONDS,
+    DROPPED,
     UNCONFIRMED,
     Attempt,
+    PromptCall,
     SessionGoneError,
 )
 from opencode_a2a.turns.interrupts import SharedInterrupts, StoredInterrupt, WorkInterrupts
@@ -56,6 +57,9 @@ FIRST_ANSWER_SECONDS = 3.0
 """Seconds that a call waits for an OpenCode that has never answered."""
 AWAY = (UpstreamUnreachableError, StoreUnavailableError)
 """Errors that pass by themselves: a turn waits until OpenCode or the database is back."""
+INTERNAL = Failure(
+    FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
+)
 
 
 class SharedTurns:
@@ -118,7 +122,7 @@ class SharedTurns:
 
 
 class Log(Protocol):
-    """The log of a task, as its turn writes it."""
+    """The log of a task, as its turn writes it: a ``tasks.log.TaskLog``, which is above turns."""
 
     async def append(
         self, events: Sequence[TurnEvent | Answered], also: Write | None = None
@@ -129,6 +133,10 @@ class Log(Protocol):
     def append_now(self, events: Sequence[TurnEvent]) -> object:
         """Append growing text, without waiting until it is stored."""
         ...
+
+
+class TurnCanceledError(Exception):
+    """The turn was canceled before it had its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,11 @@ class LoggedTurn:
 
 @dataclass(eq=False, slots=True)
 class Addition:
-    """A further message for a turn, until OpenCode has it."""
+    """A further message for a turn that runs, until OpenCode has it.
+
+    Its delivery says when it is sent: ``steer`` at once, ``interrupt`` after the running work has
+    been stopped, ``queue`` when the turn would end.
+    """
 
     added: Added
     stored: bool = False
@@ -154,7 +166,7 @@ class Addition:
     cleared: bool = False
     """Whether the running work has been stopped for it."""
     sent: bool = False
-    call: asyncio.Task[MessageWithParts] | None = None
+    call: PromptCall | None = None
     """The prompt call that it was last sent with."""
     tries: int = 0
 
@@ -172,43 +184,6 @@ class Addition:
         return Progressed(
             "message", status, message.message_id, message.subject, self.delivery, reason
         )
-
-
-class Additions:
-    """The messages that were added to a turn and that OpenCode is not known to have."""
-
-    def __init__(self, added: Sequence[Added]) -> None:
-        """Begin with those that an earlier process stored."""
-        self._waiting = [Addition(one, stored=True) for one in added]
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[Addition]:
-        return iter(self._waiting)
-
-    def add(self, added: Added) -> Addition:
-        """Queue a message that is about to be stored."""
-        addition = Addition(added)
-        self._waiting.append(addition)
-        return addition
-
-    def remove(self, addition: Addition) -> None:
-        self._waiting.remove(addition)
-
-    def take_delivered(self, prompts: Container[MessageId]) -> list[Addition]:
-        """Remove those whose prompts OpenCode has, and return them."""
-        delivered = [one for one in self._waiting if one.prompt_id in prompts]
-        self._waiting = [one for one in self._waiting if one.prompt_id not in prompts]
-        return delivered
-
-    def next(self, *, failed: bool) -> Addition | None:
-        """Return the message to send next; a turn that failed is not continued by a queued one."""
-        for delivery in ("interrupt", "steer", "queue"):
-            for addition in self._waiting:
-                if addition.delivery == delivery and not (failed and delivery == "queue"):
-                    return addition
-        return None
 
 
 class Turn:
@@ -238,12 +213,16 @@ class Turn:
         self.request = request
         self.plans = request.routing.plan
         """Whether the turn only makes a plan."""
+        named = PLAN_AGENT if self.plans else request.routing.agent
+        self.agent = named or shared.settings.opencode.agent
+        """The agent to prompt; None leaves the choice to OpenCode."""
         self.recovered = logged is not None
         """Whether an earlier process began it."""
         self.emitted = logged.emitted if logged is not None else Emitted()
         """Everything that earlier processes wrote of it to the log."""
         added = logged.added if logged is not None else ()
-        self.additions = Additions(added)
+        self.additions = [Addition(one, stored=True) for one in added]
+        """The messages that were added and that OpenCode is not known to have."""
         self.canceled = False
         self.refusal: Failure | None = None
         """Why a recovered turn may not go on, and is only stopped in OpenCode."""
@@ -277,7 +256,9 @@ class Turn:
         """Take a further message; None if the turn is ending. ``store`` lets it be sent."""
         if self.canceled or (self._attempt is not None and self._attempt.finished):
             return None
-        return self.additions.add(added)
+        addition = Addition(added)
+        self.additions.append(addition)
+        return addition
 
     def store(self, addition: Addition) -> None:
         """Note that a further message is stored, and may be sent."""
@@ -299,7 +280,11 @@ class Turn:
                 raise UpstreamBackpressureError
             while True:
                 try:
-                    session = await self._begin(log)
+                    chosen = self._routing.session_id if self.recovered else None
+                    if chosen is None:
+                        session = await self._begin(log)
+                    else:
+                        session = await self._begin_again(SessionId(chosen), log)
                     if session is None:
                         return
                     with closing(Attempt(self, session, log)) as self._attempt:
@@ -312,67 +297,102 @@ class Turn:
                     if self._lock is not None:
                         self._lock.release()
                         self._lock = None
-        except ServiceError as error:
-            failure = Failure(error.reason, error.message)
-            await self._end_unfollowed(log, Finished(Outcome.FAILED, failure=failure))
+        except Exception as error:  # a fault of this service too must end the turn
+            await self._end_unfollowed(log, Finished(Outcome.FAILED, failure=_failure(error)))
         finally:
             shared.running -= 1
             self.interrupts.close()
 
     async def _begin(self, log: Log) -> BoundSession | None:
-        """Take a session and wait for its earlier turns; None if the turn was canceled first.
-
-        Wait for an OpenCode that is away. A turn whose prompt an earlier process may have sent gets
-        its session in any case: if it is canceled, or may not use it any more, to be aborted there.
-        """
-        shared, owner, session = self.shared, self.owner, None
-        # A recovered turn waits for OpenCode for as long as it takes.
-        limit = None if self.recovered else shared.settings.opencode.timeout
-        task = self._preparing = asyncio.current_task()
+        """Take a session and wait for earlier turns in it; None if the turn was canceled first."""
+        shared, session = self.shared, None
         try:
-            if self.canceled:
-                raise asyncio.CancelledError
-            if self.recovered and self._routing.session_id is not None:
-                # Before OpenCode is asked for anything: an earlier turn may run in the session,
-                # and the turns of a session are recovered in the order of their tasks.
-                await self._wait_for_lock(SessionId(self._routing.session_id), log)
-            async with asyncio.timeout(limit):
-                while session is None:
-                    await shared.feed.up.wait()
-                    try:
-                        session = await shared.sessions.take(
-                            owner.principal,
-                            owner.context_id,
-                            self._routing,
-                            fresh=self._new_context,
-                        )
-                    except (*AWAY, UpstreamBackpressureError) as error:
-                        if not self.recovered and not isinstance(error, AWAY):
-                            raise
-                        logger.warning("session not taken, trying again", error=error.message)
-                        await asyncio.sleep(AWAY_SECONDS)
-            if shared.tools is not None:
-                await shared.tools.offer(session.location)
-            if self._lock is None:
+            with self._cancelable():
+                # A recovered turn waits for OpenCode for as long as it takes.
+                limit = None if self.recovered else shared.settings.opencode.timeout
+                async with asyncio.timeout(limit):
+                    session = await self._take_session()
+                if shared.tools is not None:
+                    await shared.tools.offer(session.location)
                 if session.session_id in shared.sessions.turn_locks:
                     await log.append([self.bound(session)], session.link)
                 await self._wait_for_lock(session.session_id, log)
         except TimeoutError:
             raise UpstreamUnreachableError from None
+        except TurnCanceledError:
+            await log.append([Finished(Outcome.CANCELED)], session and session.link)
+            return None
+        return session
+
+    async def _begin_again(self, session_id: SessionId, log: Log) -> BoundSession | None:
+        """Take the session that an earlier process chose; None if the turn was canceled first.
+
+        If that process may have sent the prompt, the session is returned in any case: a turn that
+        is canceled, or may not use the session any more, has to be aborted there.
+        """
+        shared, session, bound = self.shared, None, self.emitted.bound
+        prompted: BoundSession | None = None
+        if bound is not None and self.emitted.started:
+            location = Location(directory=bound.directory)
+            prompted = BoundSession(bound.session_id, location, claimed=True)
+        try:
+            with self._cancelable():
+                # Before OpenCode is asked for anything: an earlier turn may run in the session,
+                # and the turns of a session are recovered in the order of their tasks.
+                await self._wait_for_lock(session_id, log)
+                session = await self._take_session()
+                if shared.tools is not None:
+                    await shared.tools.offer(session.location)
+        except TurnCanceledError:
+            if prompted is None:
+                await log.append([Finished(Outcome.CANCELED)], session and session.link)
+                return None
+            if self._lock is None:
+                seconds = shared.interrupts.settings.cancel_abort_timeout_seconds
+                try:
+                    async with asyncio.timeout(seconds):
+                        await self._wait_for_lock(session_id, log)
+                except TimeoutError:  # another turn runs in it; an abort would stop that one
+                    await self._end_unfollowed(log, Finished(Outcome.CANCELED, failure=UNCONFIRMED))
+                    return None
+            return session or prompted
+        except Exception as error:
+            if prompted is None or self._lock is None:
+                raise
+            # It may be running in OpenCode, where nobody would follow it.
+            self.refusal = _failure(error)
+            return prompted
+        return session
+
+    @contextmanager
+    def _cancelable(self) -> Generator[None]:
+        """Have ``cancel`` end what runs inside, with a TurnCanceledError."""
+        task = self._preparing = asyncio.current_task()
+        try:
+            if self.canceled:
+                raise TurnCanceledError
+            yield
         except asyncio.CancelledError:
             if not self.canceled or task is None:
                 raise  # the service is shutting down
             task.uncancel()
-            return await self._begin_canceled(log, session)
-        except ServiceError as error:
-            session = self._logged_session
-            if session is None or self._lock is None:
-                raise
-            # It may be running in OpenCode, where nobody would follow it.
-            self.refusal = Failure(error.reason, error.message)
+            raise TurnCanceledError from None
         finally:
             self._preparing = None
-        return session
+
+    async def _take_session(self) -> BoundSession:
+        """Take the session of the context; wait while OpenCode or the database is away."""
+        shared, owner = self.shared, self.owner
+        passing = (*AWAY, UpstreamBackpressureError) if self.recovered else AWAY
+        while True:
+            await shared.feed.up.wait()
+            try:
+                return await shared.sessions.take(
+                    owner.principal, owner.context_id, self._routing, fresh=self._new_context
+                )
+            except passing as error:
+                logger.warning("session not taken, trying again", error=error.message)
+                await asyncio.sleep(AWAY_SECONDS)
 
     async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
         """Wait for the earlier turns of a session, and report what they do meanwhile."""
@@ -387,37 +407,6 @@ class Turn:
             if reporting is not None:
                 reporting.cancel()
                 await asyncio.gather(reporting, return_exceptions=True)
-
-    async def _begin_canceled(self, log: Log, session: BoundSession | None) -> BoundSession | None:
-        """End a canceled turn, unless it may run in OpenCode: then return the session to abort."""
-        logged = self._logged_session
-        if logged is None:
-            await log.append([Finished(Outcome.CANCELED)], session and session.link)
-            return None
-        if self._lock is None:
-            seconds = self.shared.interrupts.settings.cancel_abort_timeout_seconds
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wait_for_lock(logged.session_id, log)
-            except TimeoutError:  # another turn runs in the session; an abort would stop that one
-                await self._end_unfollowed(log, Finished(Outcome.CANCELED, failure=UNCONFIRMED))
-                return None
-        return session or logged
-
-    @property
-    def _logged_session(self) -> BoundSession | None:
-        """The session in which an earlier process may have sent the prompt."""
-        bound = self.emitted.bound
-        if bound is None or not self.emitted.started:
-            return None
-        return BoundSession(bound.session_id, Location(directory=bound.directory), claimed=True)
-
-    async def _end_unfollowed(self, log: Log, end: Finished) -> None:
-        """End a turn that follows no session; what it was asking is void."""
-        asked = [interrupt.asked for interrupt in self.interrupts.open.values()]
-        void = [Resumed(one.request_id, one.type, "void") for one in asked]
-        await log.append(await self.interrupts.ask_and_settle([*void, end]))
-        self.interrupts.note_logged()
 
     async def _report_queue(self, session_id: SessionId, log: Log) -> None:
         """Write what the turn waits for to the log, again whenever that changes, until canceled.
@@ -455,11 +444,20 @@ class Turn:
             session.session_id,
             session.location.directory,
             model=str(model) if model else None,
-            agent=self.agent(),
+            agent=self.agent,
         )
 
-    def agent(self, named: str | None = None) -> str | None:
-        """Return the agent to prompt; None leaves the choice to OpenCode."""
-        if self.plans:
-            return PLAN_AGENT
-        return named or self.request.routing.agent or self.shared.settings.opencode.agent
+    async def _end_unfollowed(self, log: Log, end: Finished) -> None:
+        """End a turn that follows no session: its interrupts are void, its messages dropped."""
+        dropped = [addition.progress("dropped", DROPPED) for addition in self.additions]
+        events = await self.interrupts.ask_and_settle([*self.interrupts.voided(), *dropped, end])
+        await log.append(events)
+        self.interrupts.note_logged()
+
+
+def _failure(error: Exception) -> Failure:
+    """Return why an error failed a turn, and log it if it is a fault of this service."""
+    if isinstance(error, ServiceError):
+        return Failure(error.reason, error.message)
+    logger.error("turn failed", exc_info=error)
+    return INTERNAL
