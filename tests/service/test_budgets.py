@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.store import spending
+from opencode_a2a.store import callers
 from opencode_a2a.tasks import budget
 from tests.support.answers import BUDGET, Wire
 from tests.support.caller import Caller
@@ -84,7 +84,7 @@ async def test_what_was_spent_outlives_the_service_and_ends_with_the_day(
     ann = Caller(service, token=ANN)
 
     (await ann.ask("send", ann.message("hello"))).refuses(BUDGET)
-    tomorrow = budget.now_ms() + spending.DAY_MS
+    tomorrow = budget.now_ms() + callers.DAY_MS
     with monkeypatch.context() as patched:
         patched.setattr(budget, "now_ms", lambda: tomorrow)
         later = await ann.send("hello")

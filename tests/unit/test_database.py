@@ -156,7 +156,7 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
     def read(connection: sa.Connection) -> tuple[SessionId | None, object]:
         assert task_rows.find_message(connection, alice, message, b"d" * 32)
         found = links.linked(connection, alice, context, directory)
-        return found and found[0], links.linked(connection, alice, context, directory[:-1])
+        return found and found.session_id, links.linked(connection, alice, context, directory[:-1])
 
     async with Database(stores.url(tmp_path)) as database:
         await database.write(write)

@@ -12,8 +12,8 @@ import pytest
 from opencode_a2a.ids import ContextId, Principal
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.authorship import Author, SourceChangedError, author_of, reading
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.earlier import Author, SourceChangedError, author_of, reading
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.earlier import ImportFailedError, import_database

@@ -20,12 +20,12 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
-from opencode_a2a.store import replicas, schema, spending
+from opencode_a2a.store import callers, replicas, schema
 from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.callers import Spent
 from opencode_a2a.store.database import Database, make_engine
 from opencode_a2a.store.engine import DatabaseError, Replica, engine_of
 from opencode_a2a.store.replicas import UpstreamRow
-from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
 from tests.support.postgres import PASSWORD, ROLE, PostgresServer
@@ -394,7 +394,7 @@ async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circl
         for principal in ("bob", "alice"):
             tries.append(principal)
             task_rows.add_task(connection, row(len(tries))._replace(principal=principal))
-            spending.add(connection, {(principal, 1): Spent(0.5, 10)})
+            callers.add_spending(connection, {(principal, 1): Spent(0.5, 10)})
 
     async with Database(url) as database:
         await database.write(spend)
@@ -412,7 +412,7 @@ async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circl
         assert tries == ["bob", "alice"] * 3
         assert await database.read(task_rows.tally, ["submitted"], "bob") == 3
         assert await database.read(task_rows.tally, ["submitted"]) == 6
-        assert await database.read(spending.read, "bob", 1) == Spent(1.5, 30)
+        assert await database.read(callers.spending_of, "bob", 1) == Spent(1.5, 30)
 
 
 async def test_principals_without_open_tasks_cost_nothing_where_open_tasks_are_counted(
@@ -443,13 +443,13 @@ async def test_principals_without_open_tasks_cost_nothing_where_open_tasks_are_c
 @pytest.mark.both_databases
 async def test_a_budget_counts_what_the_same_transaction_spends(tmp_path: Path) -> None:
     def spend(connection: Connection) -> Spent:
-        spending.add(connection, {("alice", 1): Spent(0.5, 10)})
-        return spending.read(connection, "alice", 1)
+        callers.add_spending(connection, {("alice", 1): Spent(0.5, 10)})
+        return callers.spending_of(connection, "alice", 1)
 
     async with Database(stores.url(tmp_path)) as database:
         assert await database.write(spend) == Spent(0.5, 10)
         assert await database.write(spend) == Spent(1.0, 20)
-        assert await database.read(spending.read, "alice", 1) == Spent(1.0, 20)
+        assert await database.read(callers.spending_of, "alice", 1) == Spent(1.0, 20)
 
 
 async def test_a_transaction_counts_what_it_adds_itself(url: str) -> None:

@@ -323,7 +323,7 @@ def check_state(settings: Settings) -> Iterator[Finding]:
 
 
 def check_database_file(settings: Settings) -> Finding:
-    from opencode_a2a.store.earlier import Author, author_of
+    from opencode_a2a.store.authorship import Author, author_of
 
     file = database_file(settings.database_url)
     another = "set A2A_TASK_STORE_DATABASE_URL to another file"

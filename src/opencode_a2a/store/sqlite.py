@@ -16,7 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.databases import kind_of
-from opencode_a2a.store.earlier import Author, author_of
+from opencode_a2a.store.authorship import Author, author_of
 from opencode_a2a.store.engine import (
     ConnectionOptions,
     DatabaseError,

@@ -62,22 +62,6 @@ class Key(NamedTuple):
     no: int
 
 
-class StoredMessage(NamedTuple):
-    """A message that was received before."""
-
-    task: TaskRow
-    refusal: bytes | None
-    """The error with which it was refused, if it was."""
-
-
-class TaskPage(NamedTuple):
-    """A page of a list of tasks."""
-
-    rows: list[TaskRow]
-    total: int
-    """How many tasks the whole list has."""
-
-
 def _select(which: str, *more: str, brief: bool = False) -> Prepared:
     """Return a query of task rows and more columns; brief rows are without their large columns."""
     columns = ", ".join([*(f"tasks.{name}" for name in TaskRow._fields), *more])
@@ -180,11 +164,11 @@ def _tally(states: tuple[str, ...] | None, of_one: bool) -> Prepared:
 
 def find_message(
     connection: Connection, principal: str, message_id: str, digest: bytes
-) -> StoredMessage | None:
-    """Return what is stored of a message with this id and content."""
+) -> tuple[TaskRow, bytes | None] | None:
+    """Return the task of a stored message, and the error with which that was refused, if it was."""
     values = {"principal": principal, "message_id": message_id, "digest": digest}
     row = _FIND_MESSAGE.run(connection, values).fetchone()
-    return StoredMessage(TaskRow(*row[:-1]), row[-1]) if row else None
+    return (TaskRow(*row[:-1]), row[-1]) if row else None
 
 
 def add_message(
@@ -310,8 +294,8 @@ def page(
     after: Key | None,
     most: int,
     brief: bool,
-) -> TaskPage:
-    """Return up to ``most`` tasks after a place in the list, of a principal or of all."""
+) -> tuple[list[TaskRow], int]:
+    """Return up to ``most`` tasks of a principal or of all, and how many the whole list has."""
     given = {"principal": principal, "context_id": context_id, "state": state, "since": since}
     values = {name: value for name, value in given.items() if value is not None}
     select, count = _listing(tuple(values), after is not None, brief)
@@ -321,7 +305,7 @@ def page(
         total = tally(connection, None if state is None else [state], principal)
     else:
         total = count.run(connection, values).fetchone()[0]
-    return TaskPage([TaskRow(*row) for row in rows], total)
+    return [TaskRow(*row) for row in rows], total
 
 
 _CONDITIONS = {

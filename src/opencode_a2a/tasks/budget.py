@@ -14,10 +14,10 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import BudgetExhaustedError
 from opencode_a2a.ids import Principal
 from opencode_a2a.rights import Budget
-from opencode_a2a.store import spending
+from opencode_a2a.store import callers
 from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.callers import DAY_MS, Spent
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.spending import DAY_MS, Spent
 from opencode_a2a.tasks.state import State
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import Fleet
@@ -87,18 +87,18 @@ class Budgets:
 
     async def spent(self, principal: Principal | None) -> Spent:
         """Return what the turns of a principal, or of all, have used today."""
-        day = spending.day_of(now_ms())
+        day = callers.day_of(now_ms())
         if principal is None:
-            return await self._database.read(spending.read_all, day)
-        return await self._database.read(spending.read, principal, day)
+            return await self._database.read(callers.spending_of_all, day)
+        return await self._database.read(callers.spending_of, principal, day)
 
     async def figures(self, principal: Principal, budget: Budget) -> Figures:
         """Return what a caller has used today, and may still use."""
-        day = spending.day_of(now_ms())
+        day = callers.day_of(now_ms())
 
         def read(connection: Connection) -> tuple[Spent, int]:
             running = task_rows.tally(connection, RUNNING, principal)
-            return spending.read(connection, principal, day), running
+            return callers.spending_of(connection, principal, day), running
 
         spent, running = await self._database.read(read)
         return Figures.of(spent, running + self._fleet.errands_of(principal), budget)
@@ -106,7 +106,7 @@ class Budgets:
 
 def _resets_at(now: int) -> str:
     """Return when the next day begins, in UTC."""
-    next_day = (spending.day_of(now) + 1) * DAY_MS
+    next_day = (callers.day_of(now) + 1) * DAY_MS
     return datetime.fromtimestamp(next_day / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -114,7 +114,7 @@ def check_spent(connection: Connection, principal: Principal, budget: Budget) ->
     """Raise BudgetExhaustedError if a caller has nothing left of today's budget."""
     if budget.cost_per_day or budget.tokens_per_day:
         now = now_ms()
-        spent = spending.read(connection, principal, spending.day_of(now))
+        spent = callers.spending_of(connection, principal, callers.day_of(now))
         wait = (DAY_MS - now % DAY_MS) // 1000 + 1
         until = _resets_at(now)
         if 0 < budget.cost_per_day <= spent.cost:

@@ -35,10 +35,10 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Grew, Usage, UsageCounted
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.store import spending
+from opencode_a2a.store import callers
 from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.callers import Spent
 from opencode_a2a.store.database import Database, Write
-from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.state import (
     FIRM,
@@ -668,7 +668,7 @@ class _Batch:
             for entry in entries:
                 if type(entry.event) is UsageCounted:
                     whole = entry.event.own + (entry.event.children or Usage())
-                    of = (share.log.ref.principal, spending.day_of(entry.at))
+                    of = (share.log.ref.principal, callers.day_of(entry.at))
                     before = used.get(of, Spent())
                     used[of] = Spent(before.cost + whole.cost, before.tokens + whole.total)
             segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
@@ -681,7 +681,7 @@ class _Batch:
                 moves.append(Move(no, *change, orjson.dumps(status), archive))
         task_rows.append(connection, segments, moves)
         if used:
-            spending.add(connection, used)
+            callers.add_spending(connection, used)
         for share in self.shares:
             for also in share.also:
                 also(connection)

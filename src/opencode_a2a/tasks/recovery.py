@@ -25,7 +25,7 @@ from opencode_a2a.events import (
     Resumed,
 )
 from opencode_a2a.messages import ANYWHERE, Added, Answered
-from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
+from opencode_a2a.store import callers, interrupts, replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import engine_of
@@ -54,8 +54,6 @@ logger = structlog.get_logger(__name__)
 LOG_SECONDS = 3600
 """How long the log of an ended task is kept; its result stays."""
 SWEEP_SECONDS = 600
-SPENDING_DAYS = 62
-"""How long the daily spending of callers is kept."""
 SWEEP_TASKS = 500
 
 RESTARTED = "The service was restarted; the task goes on."
@@ -212,10 +210,8 @@ async def sweep(
         return task_rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
 
     def forget_others(connection: Connection) -> int:
-        spending.forget(connection, spending.day_of(now_ms()) - SPENDING_DAYS)
-        sign_ins.forget(connection, now_ms())
+        callers.forget(connection, now_ms())
         if database.replica is not None:
-            rates.forget(connection, now_ms() - SWEEP_SECONDS * 1000)
             replicas.forget(connection)
         return 0
 

@@ -360,7 +360,7 @@ class Admissions:
         place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
         linked = links.linked(connection, principal, *place)
         rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
-        bound = [linked[1]] if linked else []
+        bound = [linked.upstream] if linked else []
         bound += [
             row.upstream
             for row in rows

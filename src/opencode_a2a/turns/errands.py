@@ -28,9 +28,9 @@ from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
 from opencode_a2a.opencode.translate import interrupted, usage
 from opencode_a2a.opencode.types import AssistantMessage, Session, StatusIdle
 from opencode_a2a.rights import FULL, Rights
-from opencode_a2a.store import spending
+from opencode_a2a.store import callers
+from opencode_a2a.store.callers import Spent, day_of
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.spending import Spent, day_of
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.attempt import TICK_SECONDS, UNBEGUN_SECONDS
 from opencode_a2a.turns.interrupts import Next, SharedInterrupts, StoredInterrupt, WorkInterrupts
@@ -141,7 +141,7 @@ class Errand:
         if spent != Spent():
             # At once: it counts whatever becomes of the errand, and of this process.
             used: dict[tuple[str, int], Spent] = {(self.principal, day_of(now_ms())): spent}
-            await self._database.write_until_stored(spending.add, used)
+            await self._database.write_until_stored(callers.add_spending, used)
         return compare
 
     async def _compare(self) -> bool:

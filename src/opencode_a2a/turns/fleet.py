@@ -171,10 +171,10 @@ class Fleet:
         member = self._placements.get(place)
         if member is None or self.shared:  # another replica may have placed it elsewhere since
             found = await self._database.read(links.linked, *place)
-            if found and found[1] in self.others:
-                raise NotOwnerError(found[1])
-            if found and self.keeps_contexts(found[1]):
-                member = self.members[found[1]]
+            if found and found.upstream in self.others:
+                raise NotOwnerError(found.upstream)
+            if found and self.keeps_contexts(found.upstream):
+                member = self.members[found.upstream]
         if member is None or member.lost:
             member = self.member_for_new_context(location.directory)
             self.note_placement(principal, context_id, routing, member)

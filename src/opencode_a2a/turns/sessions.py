@@ -350,8 +350,8 @@ class Sessions:
             session_id, elsewhere = self._links.get(place), False
             if session_id is None and not fresh:
                 found = await self._database.read(links.linked, *place)
-                elsewhere = found is not None and found[1] != self._upstream
-                session_id = found[0] if found and not elsewhere else None
+                elsewhere = found is not None and found.upstream != self._upstream
+                session_id = found.session_id if found and not elsewhere else None
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
                 session_id = SessionId(context_id.removeprefix(DERIVED_CONTEXT))
                 return await self._claim(principal, session_id)

@@ -33,7 +33,7 @@ from opencode_a2a.config import StateError
 from opencode_a2a.errors import LimitExceededError, StoreUnavailableError, UnauthenticatedError
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.server.http import OrjsonResponse
-from opencode_a2a.store import sign_ins
+from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.web.auth import (
@@ -191,13 +191,13 @@ class SharedRecords:
 
     async def secret(self) -> bytes:
         proposed = secrets.token_bytes(32)
-        return await self._database.write(sign_ins.shared_secret, proposed)
+        return await self._database.write(callers.shared_secret, proposed)
 
     async def ended(self) -> dict[bytes, int]:
-        return await self._database.read(sign_ins.ended)
+        return await self._database.read(callers.ended_sign_ins)
 
     async def end(self, digest: bytes, until: int) -> bool:
-        return await self._database.write(sign_ins.end, digest, until)
+        return await self._database.write(callers.end_sign_in, digest, until)
 
 
 class SignIns:

@@ -44,7 +44,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.server.contracts import DISCOVERY, PROBES, metadata_url
 from opencode_a2a.server.http import refused
-from opencode_a2a.store import rates
+from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import DRAINED
 from opencode_a2a.web.auth import (
@@ -313,9 +313,9 @@ class RequestRates:
             withdrawn = self._shared - often.keys()
             with contextlib.suppress(StoreUnavailableError):  # each limits for itself meanwhile
                 if often or withdrawn:
-                    await database.write(rates.put, replica, often, withdrawn, now)
+                    await database.write(callers.share_counts, replica, often, withdrawn, now)
                     self._shared = set(often)
-                self._elsewhere = await database.read(rates.elsewhere, replica, now)
+                self._elsewhere = await database.read(callers.counts_elsewhere, replica, now)
 
 
 def _digest(key: str) -> bytes:
