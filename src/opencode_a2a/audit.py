@@ -64,26 +64,21 @@ class AuditFile:
         while (line := self._waiting.get()) is not None:
             try:
                 self._reopen_if_moved()
-                self._write(line)
+                data = (b"\n" if self._torn else b"") + line.encode() + b"\n"
+                while data:
+                    written = os.write(self._file, data)
+                    data = data[written:]
+                    self._torn = bool(data)
             except OSError as error:
                 metrics.AUDIT_LOST.inc()
                 self._instead(line)
-                self._complain(error)
+                if not self._failing:
+                    why = f"the audit file cannot be written: {error.strerror}"
+                    self._instead(f'{{"event":"{why}"}}')
+                self._failing = True
             else:
                 self._failing = False
         os.close(self._file)
-
-    def _complain(self, error: OSError) -> None:
-        if not self._failing:
-            self._failing = True
-            self._instead(f'{{"event":"the audit file cannot be written: {error.strerror}"}}')
-
-    def _write(self, line: str) -> None:
-        data = (b"\n" if self._torn else b"") + line.encode() + b"\n"
-        while data:
-            written = os.write(self._file, data)
-            data = data[written:]
-            self._torn = bool(data)
 
     def _reopen_if_moved(self) -> None:
         """Open a new file if the old one was moved away; the check takes microseconds."""

@@ -1,8 +1,9 @@
-"""Signatures with the service's own key.
+"""Keys for signatures: the service's own, and those that others publish.
 
-``server.card`` signs cards with it, and ``server.push`` the tokens for webhooks. The public keys
-are published as a JSON Web Key Set. PyJWT comes with the extra ``security`` and is imported only
-if there is a key. Nothing here knows what is signed.
+``server.card`` signs cards, and ``server.push`` the tokens for webhooks; the public keys are
+published as a JSON Web Key Set (RFC 7517). ``web.oidc`` and ``peers.proof`` verify with the keys of
+others. PyJWT comes with the extra ``security`` and is imported only if there is a key. Nothing here
+knows what is signed.
 """
 
 import base64
@@ -18,6 +19,7 @@ import orjson
 
 from opencode_a2a.config import SettingsError, SigningSettings
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.jsonguard import items_in, text_in
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -30,7 +32,12 @@ VERIFIED_ALGORITHMS = ("ES256", "ES384", "RS256", "PS256", "EdDSA")
 """Algorithms that are accepted for signatures of others; none with a shared secret."""
 KEY_FILE = "A2A_SIGNING_KEY_FILE"
 PREVIOUS_KEY_FILES = "A2A_SIGNING_PREVIOUS_KEY_FILES"
+MOST_KEYS = 100
+"""Keys of a set that are looked at."""
+SHORTEST_RSA = 2048
 _KEY_BYTES = 64 * 1024
+_RSA = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
+_CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 _MAKE_ONE = "make one with `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
 
 
@@ -67,9 +74,10 @@ class SigningKey:
 
     def jwt(self, claims: Mapping[str, Json]) -> str:
         """Return a JSON Web Token with these claims."""
-        payload = orjson.dumps(claims)
-        protected, signature = self.jws(payload, {"typ": "JWT"})
-        return f"{protected}.{_base64url(payload)}.{signature}"
+        import jwt
+
+        published = self.published
+        return jwt.encode({**claims}, self._private, published.algorithm, {"kid": published.kid})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ def read_private_file(file: Path, variable: str) -> bytes:
 
 def _previous(files: Sequence[Path]) -> tuple[PublishedKey, ...]:
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     found: list[PublishedKey] = []
@@ -150,7 +159,11 @@ def _previous(files: Sequence[Path]) -> tuple[PublishedKey, ...]:
             key = load_pem_public_key(content)  # the private half need not be kept
         except (ValueError, UnsupportedAlgorithm):
             key = _private_key(file, content, PREVIOUS_KEY_FILES).public_key()
-        found.append(_published(_usable(key, PREVIOUS_KEY_FILES, file), PREVIOUS_KEY_FILES, file))
+        if not isinstance(
+            key, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
+        ):
+            raise _unusable(PREVIOUS_KEY_FILES, file)
+        found.append(_published(key, PREVIOUS_KEY_FILES, file))
     return tuple(found)
 
 
@@ -176,19 +189,9 @@ def _private_key(file: Path, content: bytes, variable: str = KEY_FILE) -> "Priva
     return key
 
 
-def _usable(key: object, variable: str, file: Path) -> "PublicKey":
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-
-    if isinstance(key, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey):
-        return key
-    raise _unusable(variable, file)
-
-
 def _published(key: "PublicKey", variable: str, file: Path) -> PublishedKey:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
-
-    from opencode_a2a.keys import SHORTEST_RSA
 
     if isinstance(key, ec.EllipticCurvePublicKey):
         if key.curve.name != "secp256r1":
@@ -219,3 +222,51 @@ def _unusable(variable: str, file: Path) -> SettingsError:
 
 def _base64url(value: bytes) -> str:
     return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+
+# --- keys of others ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationKey:
+    """A public key for verifying signatures."""
+
+    kid: str | None
+    algorithms: frozenset[str]
+    """The algorithms that it may be used with; no key may be used as one of another type."""
+    public: "PublicKey"
+
+
+def verification_keys(document: JsonObject) -> list[VerificationKey]:
+    """Return the usable keys of a set; a shared or private key is never among them."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+    from jwt import PyJWTError
+    from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+    readers = {
+        "RSA": RSAAlgorithm.from_jwk,
+        "EC": ECAlgorithm.from_jwk,
+        "OKP": OKPAlgorithm.from_jwk,
+    }
+    keys: list[VerificationKey] = []
+    for jwk in items_in(document, "keys")[:MOST_KEYS]:
+        read = readers.get(text_in(jwk, "kty") or "")
+        if read is None or jwk.get("use", "sig") != "sig":
+            continue
+        try:
+            public = read(jwk)
+        except (PyJWTError, ValueError, TypeError, AttributeError):  # whatever is wrong with it
+            continue
+        if isinstance(public, rsa.RSAPublicKey) and public.key_size >= SHORTEST_RSA:
+            algorithms = _RSA
+        elif isinstance(public, ec.EllipticCurvePublicKey) and public.curve.name in _CURVES:
+            algorithms = frozenset({_CURVES[public.curve.name]})
+        elif isinstance(public, ed25519.Ed25519PublicKey):
+            algorithms = frozenset({"EdDSA"})
+        else:
+            continue
+        if (named := text_in(jwk, "alg")) is not None:
+            algorithms &= {named}
+        if algorithms:
+            keys.append(VerificationKey(text_in(jwk, "kid"), algorithms, public))
+    return keys

@@ -10,10 +10,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
@@ -97,24 +97,21 @@ def _redact_record(_: object, __: str, record: MutableMapping[str, object]) -> M
 CHATTY = ("httpx2", "httpcore2", "uvicorn")
 """Libraries that log every request, or repeat what the service logs itself."""
 
-_ALWAYS = structlog.make_filtering_bound_logger(logging.INFO)
-"""Unlike the configured logger, it ignores the log level."""
-PAYLOADS: FilteringBoundLogger = structlog.wrap_logger(
-    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
+
+_unfiltered = partial(
+    structlog.wrap_logger,
+    None,
+    wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    cache_logger_on_first_use=False,
 )
-"""For the bodies of requests and responses, which a setting of their own switches on."""
-AUDIT: FilteringBoundLogger = structlog.wrap_logger(
-    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True
-)
+"""Makes a logger that ignores the log level, unlike the configured one."""
+OPERATOR: FilteringBoundLogger = _unfiltered()
+"""For the start and the stop of the service, and for the bodies of requests and responses, which a
+setting of their own switches on."""
+AUDIT: FilteringBoundLogger = _unfiltered(audit=True)
 """For audit records, which are written at any log level."""
-ROUTINE: FilteringBoundLogger = structlog.wrap_logger(
-    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True, routine=True
-)
+ROUTINE: FilteringBoundLogger = _unfiltered(audit=True, routine=True)
 """For frequent audit records: always in the audit file, but in the log only at INFO."""
-OPERATOR: FilteringBoundLogger = structlog.wrap_logger(
-    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
-)
-"""For the start and the stop of the service, which are logged at any log level."""
 _WORK = frozenset({"title", "what"})
 """Fields with words of a caller: shown at a terminal, but not written to a log file."""
 
@@ -137,7 +134,11 @@ def configure(
     def instead(line: str) -> None:
         print(line, file=output, flush=True)
 
-    file = _open_audit(audit, instead) if audit else None
+    file = None
+    if audit:
+        from opencode_a2a.audit import AuditFile  # imports the metrics, which commands do not need
+
+        file = AuditFile(audit, instead)
     shown = number <= logging.INFO
 
     def skip(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
@@ -185,12 +186,6 @@ def configure(
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
     return file
-
-
-def _open_audit(path: Path, instead: Callable[[str], None]) -> "AuditFile":
-    from opencode_a2a.audit import AuditFile  # imports the metrics, which commands do not need
-
-    return AuditFile(path, instead)
 
 
 def _json(_: object, __: str, record: Mapping[str, object]) -> str:

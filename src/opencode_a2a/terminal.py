@@ -7,13 +7,21 @@ Nothing here knows which part of the service logged them.
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import structlog
 
-from opencode_a2a.figures import SHORT_ID, clock, short_path, spent
-from opencode_a2a.printable import clean, colours, one_line
+from opencode_a2a.printable import (
+    SHORT_ID,
+    clean,
+    clock,
+    colours,
+    joined,
+    one_line,
+    short_path,
+    spent,
+)
 
 Record = Mapping[str, object]
 
@@ -37,24 +45,38 @@ class Lines:
         self._all = everything
         """Whether all records are shown, not only those of tasks, warnings and audit records."""
         self._coloured = colours(os.environ)
-        self._forms: dict[str, Callable[[Record], str]] = {
-            "started": self._banner,
-            "opencode answers": self._facts,
-            "stopping": self._farewell,
-            "stopped": lambda _: self._paint("Stopped.", DIM),
-            "task started": self._task_started,
-            "task asks": self._task_asks,
-            "task ended": self._task_ended,
-            "interrupt settled": self._settled,
-        }
 
     def __call__(self, _: object, __: str, record: Record) -> str:
-        form = self._forms.get(str(record.get("event", "")))
-        if form is not None:
-            return form(record)
-        if not self._all and record.get("level") == "info" and not record.get("audit"):
-            raise structlog.DropEvent
-        return self._other(record)
+        match record.get("event"):
+            case "started":
+                return self._banner(record)
+            case "opencode answers":
+                return self._facts(record)
+            case "stopping":
+                return self._farewell(record)
+            case "stopped":
+                return self._paint("Stopped.", DIM)
+            case "task started":
+                title = f'"{one_line(str(record.get("title") or ""), 200)}"'
+                return self._line(record, "started", title, str(record.get("principal") or ""))
+            case "task asks":
+                until = record.get("until")
+                by = f"until {clock(until)}" if isinstance(until, int) else ""
+                what = one_line(str(record.get("what") or ""), 200)
+                return self._line(record, "asks", what, by, YELLOW)
+            case "task ended":
+                return self._task_ended(record)
+            case "interrupt settled":
+                resolution = str(record.get("resolution"))
+                patterns = ", ".join(_texts(record, "patterns"))
+                named = f"{record.get('permission') or record.get('type')}: {patterns}".rstrip(": ")
+                by = f"by {record['by']}" if record.get("by") else ""
+                word = _SETTLED.get(resolution, resolution)
+                return self._line(record, word, one_line(named, 200), by)
+            case _:
+                if not self._all and record.get("level") == "info" and not record.get("audit"):
+                    raise structlog.DropEvent
+                return self._other(record)
 
     def _paint(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self._coloured else text
@@ -106,10 +128,10 @@ class Lines:
         asks, unasked = _texts(record, "asks"), _texts(record, "unasked")
         if asks:
             off = "--ask=none to stop that" if record.get("can_ask") else ""
-            rows.append(("Asks", f"before {listed(asks)}", off))
+            rows.append(("Asks", f"before {joined(asks)}", off))
         if unasked:
             on = "--ask makes it ask" if record.get("can_ask") and not asks else ""
-            rows.append(("Unasked", listed(unasked), on))
+            rows.append(("Unasked", joined(unasked), on))
         lines = self._rows(rows)
         for note in _texts(record, "notes"):
             lines.append(self._paint(f"  {'Note':<9}  {note}", YELLOW))
@@ -141,15 +163,6 @@ class Lines:
 
     # Tasks and other records
 
-    def _task_started(self, record: Record) -> str:
-        title = f'"{one_line(str(record.get("title") or ""), 200)}"'
-        return self._line(record, "started", title, str(record.get("principal") or ""))
-
-    def _task_asks(self, record: Record) -> str:
-        until = record.get("until")
-        by = f"until {clock(until)}" if isinstance(until, int) else ""
-        return self._line(record, "asks", one_line(str(record.get("what") or ""), 200), by, YELLOW)
-
     def _task_ended(self, record: Record) -> str:
         state = str(record.get("state"))
         took = spent(
@@ -161,13 +174,6 @@ class Lines:
         reason = one_line(str(record.get("reason") or ""), 300)
         text = f"{took} · {reason}" if reason else took
         return self._line(record, state, text, style=_ENDS.get(state, ""))
-
-    def _settled(self, record: Record) -> str:
-        resolution = str(record.get("resolution"))
-        patterns = ", ".join(_texts(record, "patterns"))
-        named = f"{record.get('permission') or record.get('type')}: {patterns}".rstrip(": ")
-        by = f"by {record['by']}" if record.get("by") else ""
-        return self._line(record, _SETTLED.get(resolution, resolution), one_line(named, 200), by)
 
     def _other(self, record: Record) -> str:
         level = str(record.get("level", "info"))
@@ -204,11 +210,6 @@ class Lines:
         shown = self._paint(padded, style) if style else padded
         end = f"  {self._paint(note, DIM)}" if note else ""
         return f"{self._paint(head, DIM)}{shown}  {text}{end}".rstrip()
-
-
-def listed(words: list[str]) -> str:
-    """Join words for a sentence: ``commands, edits and web requests``."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
 
 
 def _texts(record: Record, name: str) -> list[str]:

@@ -26,8 +26,8 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller
 from opencode_a2a.jsonguard import items_in
-from opencode_a2a.keys import verification_keys
 from opencode_a2a.rights import FULL, PROFILES
+from opencode_a2a.signing import verification_keys
 from opencode_a2a.web import oidc
 from opencode_a2a.web.oidc import Issuer, KeysError, scopes_of
 from tests.support.issuer import AUDIENCE, LocalIssuer, Mode, local_issuer, new_key

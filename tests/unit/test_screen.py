@@ -12,9 +12,9 @@ from rich.console import Console
 from opencode_a2a.cli import live
 from opencode_a2a.cli.live import Blocks, LiveScreen, Prose, diff_text
 from opencode_a2a.events import JsonObject
-from opencode_a2a.figures import money, span, spent, tokens
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.received import AnswerGrew, FileGiven, ThoughtGrew, ToolReported
+from opencode_a2a.printable import money, span, spent, tokens
 
 EVIL = "a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee &#x202e;&#27;[2J [bold]f[/bold] :smile:"
 

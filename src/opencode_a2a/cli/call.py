@@ -60,7 +60,7 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     """Offer the newest tasks of the service that runs here; silent when there is none."""
     from opencode_a2a.cli.screen import TaskLine
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.figures import SHORT_ID
+    from opencode_a2a.printable import SHORT_ID
 
     try:
         with talk_to(None) as talk:

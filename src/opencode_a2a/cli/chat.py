@@ -21,12 +21,11 @@ import click
 from opencode_a2a.cli.screen import make_screen, report_end, show_question, task_table, watched
 from opencode_a2a.cli.talk import CanceledError, RefusedError, Talk, exit_status, file_part
 from opencode_a2a.events import Interrupted, Json, JsonObject, Usage
-from opencode_a2a.figures import spent
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.received import WAITING, PeerTask, state_word
-from opencode_a2a.printable import clean, command, one_line
+from opencode_a2a.printable import clean, command, one_line, spent
 
 _REPLIES = {
     "o": "once",

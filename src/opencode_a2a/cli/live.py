@@ -23,7 +23,6 @@ from rich.text import Text
 from rich.theme import Theme
 
 from opencode_a2a.cli.screen import PATIENCE
-from opencode_a2a.figures import span
 from opencode_a2a.jsonguard import as_object, text_in
 from opencode_a2a.media import DIFF_TYPE
 from opencode_a2a.peers.received import (
@@ -38,7 +37,7 @@ from opencode_a2a.peers.received import (
     decode_text,
     progress_text,
 )
-from opencode_a2a.printable import clean, one_line
+from opencode_a2a.printable import clean, one_line, span
 from opencode_a2a.tasks.state import State
 
 DIFF_LINES = 40

@@ -21,7 +21,6 @@ import click
 import orjson
 
 from opencode_a2a.events import Json, JsonObject, Usage
-from opencode_a2a.figures import SHORT_ID, money, span, spent
 from opencode_a2a.jsonguard import as_object, text_in
 from opencode_a2a.peers.received import (
     SETTLED,
@@ -40,7 +39,17 @@ from opencode_a2a.peers.received import (
     read_usage,
     state_word,
 )
-from opencode_a2a.printable import clean, command, escaped, indented, one_line
+from opencode_a2a.printable import (
+    SHORT_ID,
+    clean,
+    command,
+    escaped,
+    indented,
+    money,
+    one_line,
+    span,
+    spent,
+)
 from opencode_a2a.tasks.state import TERMINAL, State
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from opencode_a2a.opencode.process import (
     unusable,
 )
 from opencode_a2a.opencode.types import Agent
+from opencode_a2a.printable import joined
 from opencode_a2a.rights import never_asked, outside, unmatched
 from opencode_a2a.telemetry import mask_url
-from opencode_a2a.terminal import listed
 
 logger = structlog.get_logger(__name__)
 
@@ -243,8 +243,8 @@ async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
     }
     if freer:
         words = [word for word in ASKED.values() if any(word in more for more in freer.values())]
-        names = f"agent{'s' if len(freer) > 1 else ''} {listed(sorted(freer))}"
-        notes.append(f"{listed(words)} unasked by the {names}; OpenCode's configuration allows it")
+        names = f"agent{'s' if len(freer) > 1 else ''} {joined(sorted(freer))}"
+        notes.append(f"{joined(words)} unasked by the {names}; OpenCode's configuration allows it")
     hosted = any(name.partition("/")[0] in ("opencode", "opencode-go") for name in candidates)
     return Facts(
         " or ".join(candidates) or None,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from opencode_a2a.a2a.signatures import SIGNATURES, canonical, without_empty
@@ -21,10 +21,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object, decode, text_in
 from opencode_a2a.peers.network import origin
 from opencode_a2a.peers.received import ErrorCode, PeerError
-from opencode_a2a.signing import VERIFIED_ALGORITHMS
-
-if TYPE_CHECKING:
-    from opencode_a2a.keys import VerificationKey
+from opencode_a2a.signing import VERIFIED_ALGORITHMS, VerificationKey, verification_keys
 
 MOST_SIGNATURES = 10
 KEYS_BYTES = 64 * 1024
@@ -232,9 +229,7 @@ def _header(protected: str) -> JsonObject | None:
     return header if header.get("alg") in VERIFIED_ALGORITHMS else None
 
 
-async def _keys(source: str, fetch: ReadKeys) -> list["VerificationKey"]:
-    from opencode_a2a.keys import verification_keys
-
+async def _keys(source: str, fetch: ReadKeys) -> list[VerificationKey]:
     # The reason may show the name of a file, but not the folder where the operator keeps it.
     name = Path(urlsplit(source).path if "://" in source else source).name
     if "://" in source:

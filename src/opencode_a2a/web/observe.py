@@ -34,7 +34,7 @@ from opencode_a2a.server.contracts import (
     READY_PATH,
 )
 from opencode_a2a.server.http import OPERATION, OrjsonResponse
-from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
+from opencode_a2a.telemetry import OPERATOR, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
 
 logger: FilteringBoundLogger = structlog.get_logger()
@@ -169,7 +169,7 @@ class PayloadLog:
                 answer = f"omitted: {media_type or 'no content type'}"
             else:
                 answer = hidden or self._preview(bytes(response))
-            PAYLOADS.info(
+            OPERATOR.info(
                 "payload",
                 route=_route(scope),
                 method=method,

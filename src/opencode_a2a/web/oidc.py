@@ -7,7 +7,6 @@ about where to find its key is never read.
 """
 
 import asyncio
-import base64
 import math
 import ssl
 import time
@@ -19,7 +18,6 @@ from urllib.parse import urlsplit
 
 import httpx2
 import jwt
-import orjson
 import structlog
 
 from opencode_a2a import metrics
@@ -35,10 +33,10 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.jsonguard import as_object, decode, text_in
-from opencode_a2a.keys import VerificationKey, verification_keys
 from opencode_a2a.peers.network import Egress, EgressError, client, read
 from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
 from opencode_a2a.server.contracts import openid_configuration
+from opencode_a2a.signing import VerificationKey, verification_keys
 from opencode_a2a.telemetry import AUDIT
 
 logger = structlog.get_logger(__name__)
@@ -141,12 +139,9 @@ class Issuer:
 
     async def _key_of(self, token: bytes) -> tuple[VerificationKey, str]:
         """Return the only key that a token can be signed with, and the algorithm."""
-        head = token.partition(b".")[0]
         try:
-            header = as_object(
-                orjson.loads(base64.urlsafe_b64decode(head + b"=" * (-len(head) % 4)))
-            )
-        except ValueError:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
             header = {}
         algorithm, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
         if not isinstance(algorithm, str) or not isinstance(kid, str | None):
