@@ -1,9 +1,15 @@
 """Trace one streaming request through the code, from the socket to the prompt in OpenCode.
 
 Prints every function of the package that is called before OpenCode has the prompt, in the order
-of the first calls and in three lists: the way down to the prompt, the response that opens at the
-same time, and the events of OpenCode that arrive meanwhile, with the loop that waits for them. A
-function is listed once, in the first list it belongs to. Calls made by the tests' OpenCode do not
+of the first calls and in three lists:
+
+- the way down: everything until the request has started the turn of its task, and then everything
+  that the turn does;
+- the response: everything that the request does once it has started the turn (`OpenTask.start`),
+  and the functions that hand an entry of the log to its readers;
+- the events of OpenCode that arrive meanwhile, and the loop of the turn that waits for them.
+
+A function is listed once, in the first list it belongs to. Calls made by the tests' OpenCode do not
 count. `docs/architecture.md` describes the same walk for readers.
 
     python -m tools.walk            the lists
@@ -27,19 +33,18 @@ from tests.support.service import message, serving, settings_for
 
 _ARRIVED = FakeOpenCode._prompt.__code__  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # where the walk ends
 SOURCE = Path(__file__).parent.parent / "src" / "opencode_a2a"
+PACKAGE = "opencode_a2a."
 DOWN, RESPONSE = "down to the prompt", "the response, beside it"
 EVENTS = "events of OpenCode, and the loop that waits for them"
+REQUEST, STARTED = "Service.__call__", "OpenTask.start"
 BRANCHES = {
-    "task_event": RESPONSE,
-    "event_stream": RESPONSE,
-    "EventStream.__call__": RESPONSE,
     "_disconnect": RESPONSE,
     "LogReader.offer": RESPONSE,
     "Feed.run.<locals>.take": EVENTS,
     "Subscription.batch": EVENTS,
     "Attempt._hear": EVENTS,
     "Attempt._tick": EVENTS,
-    "Attempt._decide": EVENTS,
+    "Attempt._decide_or_wait": EVENTS,
 }
 """The functions at which a branch begins; every function they call belongs to it."""
 SOMETIMES = {
@@ -55,31 +60,49 @@ class Walk:
 
     def __init__(self) -> None:
         self.on = False
+        self._started = False
+        """Whether the request has started the turn."""
         self.functions: dict[CodeType, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if not self.on or event != "call" or self.functions.get(code) == DOWN:
+        if not self.on:
+            return
+        if event == "return" and code.co_qualname == STARTED:
+            self._started = True
+        if event != "call" or self.functions.get(code) == DOWN:
             return
         if code is _ARRIVED:
             self.on = False
         if Path(code.co_filename).is_relative_to(SOURCE) and not code.co_name.startswith("<"):
-            branch = _branch(frame)
+            branch = self._branch(frame)
             if branch == DOWN or (branch and code not in self.functions):
                 self.functions[code] = branch
 
+    def _branch(self, frame: FrameType) -> str | None:
+        """Return the list that a call belongs to; None for a call by the tests' OpenCode."""
+        caller: FrameType | None = frame
+        while caller is not None:
+            name = caller.f_code.co_qualname
+            if found := BRANCHES.get(name) or SOMETIMES.get(name):
+                return found
+            if self._started and name == REQUEST:
+                return RESPONSE
+            if caller.f_code.co_filename == _ARRIVED.co_filename:
+                return None
+            caller = caller.f_back
+        return DOWN
 
-def _branch(frame: FrameType) -> str | None:
-    """Return the list that a call belongs to; None for a call by the tests' OpenCode."""
-    caller: FrameType | None = frame
-    while caller is not None:
-        name = caller.f_code.co_qualname
-        if found := BRANCHES.get(name) or SOMETIMES.get(name):
-            return found
-        if caller.f_code.co_filename == _ARRIVED.co_filename:
-            return None
-        caller = caller.f_back
-    return DOWN
+
+def _exists(name: str) -> bool:
+    """Whether a module of the package has a function of that name."""
+    for module in [module for key, module in sys.modules.items() if key.startswith(PACKAGE)]:
+        found: object = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not None:
+            return True
+    return False
 
 
 def _file(code: CodeType) -> str:
@@ -114,8 +137,12 @@ def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     seen = asyncio.run(walk())
-    if unknown := BRANCHES.keys() - {code.co_qualname for code in seen.functions}:
-        sys.exit(f"these functions of BRANCHES are no longer called: {', '.join(sorted(unknown))}")
+    called = {code.co_qualname for code in seen.functions}
+    unknown = {REQUEST, STARTED, *BRANCHES} - called | {
+        name for name in SOMETIMES if not _exists(name)
+    }
+    if unknown:
+        sys.exit(f"these functions are not called any more: {', '.join(sorted(unknown))}")
     for branch in (DOWN, RESPONSE, EVENTS):
         codes = [code for code, where in seen.functions.items() if where == branch]
         if "--count" not in sys.argv:

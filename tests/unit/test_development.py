@@ -60,3 +60,15 @@ def test_the_walk_ends_when_nobody_reads_on() -> None:
 
     assert re.fullmatch(rb"[a-z_0-9]+/[a-z_0-9]+\.py:\d+  \S+\n", first)
     assert status == -signal.SIGPIPE
+
+
+def test_a_stream_reaches_opencode_by_few_functions_in_few_files() -> None:
+    command = [sys.executable, "-m", "tools.walk", "--count"]
+
+    walked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - our own
+
+    counted = re.search(r"down to the prompt: (\d+) functions in (\d+) files", walked.stdout)
+    assert counted is not None
+    functions, files = map(int, counted.groups())
+    assert functions <= 150
+    assert files <= 37
