@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.replicas import Census
 from tests.support.answers import PARAMS, UNSUPPORTED
 from tests.support.caller import Caller
 from tests.support.front import Serve, started
@@ -324,12 +324,12 @@ async def test_a_request_that_is_settled_while_its_answer_waits_is_too_late_to_a
     while not waiting:
         waiting = (await caller.method("opencode.permissions.list"))["items"]
 
-    def has_others(_: Database) -> bool:
+    def has_others(_: Census) -> bool:
         waits.set()
         return True
 
     monkeypatch.setattr("opencode_a2a.tasks.sending.SEEN_SECONDS", 60)
-    monkeypatch.setattr(Database, "has_other_replicas", property(has_others), raising=False)
+    monkeypatch.setattr(Census, "has_others", property(has_others))
     late = asyncio.create_task(caller.ask("send", caller.message("1 yes", taskId=begun.id)))
     async with asyncio.timeout(60):
         await waits.wait()

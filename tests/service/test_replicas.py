@@ -362,6 +362,38 @@ async def test_of_two_with_one_name_the_first_is_told_so_and_ends(
     assert ended.state == "completed"
 
 
+async def test_replicas_that_list_the_opencodes_in_another_order_agree_which_one_to_ask(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([fake, second], tmp_path) as replicas,
+    ):
+        second.play("plain-text")
+        workspace = {"id": "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"}  # which no method has made
+        for opencode in (fake, second):
+            opencode.workspaces[:] = [{**workspace, "type": "worktree", "name": "x"}]
+        entries = [
+            {"name": name, "url": opencode.url, "shared": True}
+            for name, opencode in reversed(replicas.opencodes.items())
+        ]
+        # The first to start owns both and leaves the other the first in its own list. So neither
+        # owns the OpenCode that is the first in its settings.
+        await replicas.start("b", OPENCODE_UPSTREAMS=orjson.dumps(entries).decode())
+        a = Caller(await replicas.start("a"))
+        await until(lambda: replicas.owners() == {"one": "b", "two": "a"})
+        await replicas.runs("two")
+        named = {"opencode": {"workspace": workspace}}
+        task = await a.send("hello", metadata=named)
+        again = await a.send("more", context=task.context_id, metadata=named)
+        unknown = {"session_id": "ses_1deb3fc6bffeKn0wo4MZ7ksDZA"}
+        refused = await a.refused("opencode.sessions.get", unknown)
+
+    assert (task.state, again.state) == ("completed", "completed")
+    assert again.session_id == task.session_id
+    assert refused.reason == "SESSION_NOT_FOUND"
+
+
 async def test_new_contexts_begin_here_until_another_replica_has_more_room(
     fake: FakeOpenCode, tmp_path: Path
 ) -> None:
@@ -378,7 +410,8 @@ async def test_new_contexts_begin_here_until_another_replica_has_more_room(
         await replicas.runs(names["b"])
         fleet = replicas.replicas["a"].service.fleet
         assert fleet is not None
-        await until(lambda: names["b"] in fleet.others and fleet.others[names["b"]].state == "up")
+        up = {names["b"]: "up"}
+        await until(lambda: {r.name: r.state for r in fleet.census.elsewhere.values()} == up)
         holds = here.hold(), there.hold()
         caller = Caller(replicas.replicas["a"])
         tasks = [await caller.begin(f"task {number}") for number in range(4)]

@@ -15,7 +15,11 @@ from typing import Protocol
 
 import psycopg
 
+from opencode_a2a.store.replicas import Census, ReplicaRow
 from tests.support.postgres import PostgresServer
+
+SHARED = Census(live=(ReplicaRow(99, "another", "", 0.0, frozenset()),))
+"""What a process knows that is not the only one on its database."""
 
 
 class Store(Protocol):

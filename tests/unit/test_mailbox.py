@@ -39,6 +39,7 @@ from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
 from opencode_a2a.store.mail import SentRow
+from opencode_a2a.store.replicas import Census
 from opencode_a2a.tasks import mailbox as module
 from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error
 from opencode_a2a.tasks.outbox import Outbox
@@ -75,7 +76,7 @@ class Office:
         return body.upper()
 
     async def begin(self) -> None:
-        self.database.has_other_replicas = True
+        self.database.census = stores.SHARED
         self._running = asyncio.create_task(self.mailbox.run())
 
     async def end(self) -> None:
@@ -331,7 +332,7 @@ async def test_nothing_is_done_for_a_replica_that_is_gone(
     await b.bury(a)
     await b.own("x")
     for office in (b, c):
-        office.database.has_other_replicas = False  # as soon as the others are seen to be gone
+        office.database.census = Census()  # as soon as the others are seen to be gone
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
     monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
     await b.until()

@@ -41,6 +41,7 @@ from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import SessionRights
 from opencode_a2a.turns.turn import SharedTurns
+from tests.support import stores
 from tests.support.receiver import receiving
 
 CONFIG = PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token")
@@ -374,7 +375,7 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
                 raise StoreUnavailableError(operation=operation)
 
         log = await it.task()
-        it.database.has_other_replicas = True
+        it.database.census = stores.SHARED
         monkeypatch.setattr(it.database, "check_writable", ready)
         await log.append([Started()])
         for _ in range(2):  # it is tried again and again

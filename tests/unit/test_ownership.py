@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,15 +19,16 @@ from opencode_a2a.messages import Message
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.upstream import Upstream
-from opencode_a2a.store import replicas
+from opencode_a2a.store import replicas, webhooks
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError, Replica
-from opencode_a2a.store.replicas import UpstreamRow
+from opencode_a2a.store.replicas import Census, UpstreamRow
 from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.ownership import Census, Ownership
+from opencode_a2a.tasks.ownership import Ownership
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import UNOWNED, UNSTOPPED, end_unowned
 from opencode_a2a.tasks.state import (
@@ -161,6 +163,19 @@ async def _own(database: Database, *names: str) -> None:
     await database.write(write)
 
 
+class Ignorant:
+    """A durable reader that follows nothing."""
+
+    async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None: ...
+
+    async def give_up(self, upstream: str) -> None: ...
+
+
+async def _sql(url: str, statement: str) -> None:
+    async with Database(url, Replica("another")) as database:
+        await _run(database, statement)
+
+
 async def _run(database: Database, statement: str) -> None:
     await database.write(lambda connection: connection.execute(sa.text(statement)))
 
@@ -245,7 +260,9 @@ async def test_the_tasks_of_a_lost_opencode_end_although_the_replica_that_loses_
     assert recovered == {"x", "y"}
 
 
-async def test_webhooks_of_a_lost_opencode_are_left_to_its_next_owner(tmp_path: Path) -> None:
+async def test_webhooks_of_a_lost_opencode_are_served_until_it_is_listed_again(
+    tmp_path: Path,
+) -> None:
     url, served = stores.url(tmp_path), set[str]()
 
     class Reader:
@@ -255,16 +272,48 @@ async def test_webhooks_of_a_lost_opencode_are_left_to_its_next_owner(tmp_path: 
         async def give_up(self, upstream: str) -> None:
             served.discard(upstream)
 
-    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+    async with Database(url, Replica("a")) as first:
         await _own(first, "x")
-        await _run(second, LONG_GONE)
-        ownership, _ = _ownership(second, Reader(), "y")
-        await ownership.start()
+    await _sql(url, LONG_GONE)
+    async with Database(url, Replica("b")) as second:
+        await _ownership(second, Reader(), "y")[0].start()
         while_lost = set(served)
-        async with Database(url, Replica("c")) as third:
-            await _own(third, "x")
-            await ownership.watch(second.replica or 0)
-            afterwards = set(served)
+    served.clear()
+    async with Database(url, Replica("b")) as second, Database(url, Replica("c")) as third:
+        loser, _ = _ownership(second, Reader(), "y")
+        await loser.start()
+        after_a_restart = set(served)
+        finder, fleet = _ownership(third, Ignorant(), "x")
+        await finder.start()
+        at_first = fleet.owned()
+        await loser.watch(second.replica or 0)
+        afterwards = set(served)
+        await finder.watch(third.replica or 0)
+        found = fleet.owned()
 
-    assert while_lost == {"x", "y"}
-    assert afterwards == {"y"}
+    assert while_lost == after_a_restart == {"x", "y"}
+    assert (at_first, afterwards, found) == ([], {"y"}, ["x"])
+
+
+async def test_a_lost_opencode_is_forgotten_when_all_its_webhooks_are_done(tmp_path: Path) -> None:
+    url, unread = stores.url(tmp_path), [webhooks.unread()]
+    ref = TaskRef(TaskId("t"), ContextId("c"), Principal("p"), None, 0)
+    task = TaskRow(ref.id, ref.principal, ref.context_id, "failed", 0, 0, b"{}", upstream="x")
+    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+        await _own(first, "x", "y")
+        await _own(second, "z")
+        no = await first.write(task_rows.add_task, task)
+        hook = HookRow(no, "h", "key", "p", "1.0", "https://hook.example", 0)
+        row = await first.write(webhooks.put, hook)
+        await _run(second, LONG_GONE)
+        await _run(
+            second,
+            "UPDATE upstreams SET state = 'lost', changed = clock_timestamp() - interval '2 days'",
+        )
+        found = list[list[str]]()
+        for changed in (row, replace(row, state="done")):
+            await second.write(webhooks.update, changed)
+            await second.write(replicas.forget, unread)
+            found.append([one.name for one in await second.read(replicas.upstreams)])
+
+    assert found == [["x", "z"], ["z"]]

@@ -26,6 +26,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, make_engine
 from opencode_a2a.store.engine import ConnectionOptions, Replica
 from opencode_a2a.store.postgres import TIMEOUTS
+from opencode_a2a.store.replicas import Census
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks import remote as remote_module
@@ -111,7 +112,7 @@ async def both(
     replica: Replica | None = None,
 ) -> AsyncGenerator[Both]:
     async with Database(url or stores.url(state), replica, options) as database:
-        database.has_other_replicas = True
+        database.census = stores.SHARED
         sides = Both(database, options)
         work = [
             asyncio.create_task(part)
@@ -419,7 +420,7 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         waiting = asyncio.create_task(remote.until_stopped(0))
         await asyncio.sleep(0)
-        sides.database.has_other_replicas = not alone  # then nothing is told any more
+        sides.database.census = Census() if alone else stores.SHARED  # nothing is told any more
         replay = await sides.replayed(row)
 
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
@@ -469,7 +470,7 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         remote = await sides.remote.log(row)
         reading = asyncio.create_task(told(LogReader(remote, Cursor(2)), 2))
         await asyncio.sleep(0)
-        sides.database.has_other_replicas = False
+        sides.database.census = Census()
         replay = await sides.replayed(row)
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
         sides.remote.taken_over(own)
@@ -611,10 +612,10 @@ async def test_who_is_alone_tells_and_hears_nothing(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         heard_of = list[str]()
         sides.database.listeners.append(heard_of.append)
-        sides.database.has_other_replicas = False
+        sides.database.census = Census()
         log, _ = await sides.task()
         await log.append([Started()])
-        sides.database.has_other_replicas = True
+        sides.database.census = stores.SHARED
         await heard(sides.database, "then")
 
         assert set(heard_of) - {""} == {"then"}

@@ -17,7 +17,6 @@ from opencode_a2a.opencode.upstream import HEALTH_SECONDS, facts
 from opencode_a2a.printable import program
 from opencode_a2a.server.contracts import spoken_versions
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.tasks.ownership import Ownership
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TaskState
 from opencode_a2a.turns.fleet import Fleet, Member
@@ -33,7 +32,6 @@ class ServiceReport:
         token_file: Path,
         fleet: Fleet,
         tasks: TaskService,
-        ownership: Ownership,
         streams: Streams,
         trouble: str | None,
     ) -> None:
@@ -41,7 +39,6 @@ class ServiceReport:
         self._token_file = token_file
         self._fleet = fleet
         self._tasks = tasks
-        self._ownership = ownership
         self._streams = streams
         self._trouble = trouble
         """Why no OpenCode could be used at the start, with the remedy."""
@@ -122,7 +119,7 @@ class ServiceReport:
                 return
             except (ServiceError, TimeoutError) as error:
                 failures.append(error)
-        if not self._ownership.census.any_up:  # otherwise another replica can start tasks
+        if not self._fleet.census.any_up:  # otherwise another replica can start tasks
             raise failures[0]
 
     async def health(self, caller: Caller) -> JsonObject:
@@ -162,11 +159,11 @@ class ServiceReport:
             }
             for member in members.values()
         }
-        live = self._ownership.census.live
+        live = self._fleet.census.live
         if not live:
             return {"upstreams": [*upstreams.values()]}
         me, names = self._settings.replica_name, {one.no: one.name for one in live}
-        for row in self._ownership.census.upstreams:
+        for row in self._fleet.census.upstreams:
             if row.name in members and members[row.name].owned:
                 upstreams[row.name]["owner"] = me
                 continue

@@ -213,9 +213,7 @@ class Service:
 
         # The routes, inside their layers.
         trouble = await self._trouble(members)
-        self._report = ServiceReport(
-            settings, self.token_file, fleet, tasks, ownership, self.streams, trouble
-        )
+        self._report = ServiceReport(settings, self.token_file, fleet, tasks, self.streams, trouble)
         checks = {"database": database.check, "opencode": self._report.check_opencode}
         if self.issuer is not None:
             await self.issuer.tried.wait()  # its keys were asked for at the beginning

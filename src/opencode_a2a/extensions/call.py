@@ -74,7 +74,7 @@ class Deps:
         if params.named_place is not None:
             member = await self.fleet.holder_of_workspace(params.named_place)
             if member is not None or params.place.workspace is not None:
-                return member or self.fleet.first.check_owned()
+                return (member or self.fleet.any_member).check_owned()
         return self.fleet.serving(self.workspace.directory(*params.named_directory))
 
 

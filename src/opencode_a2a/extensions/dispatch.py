@@ -209,7 +209,7 @@ class Dispatcher:
         """
         method, fleet = request.method, self._deps.fleet
         members = [member for member in fleet.members.values() if member.owned and member.up]
-        if not members and not fleet.shared:
+        if not members and not fleet.census.has_others:
             members = [call.member]  # to raise what is wrong with it
         results: list[Payload] = []
         failure: ServiceError | None = None

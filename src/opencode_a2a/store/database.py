@@ -49,6 +49,7 @@ from opencode_a2a.store.engine import (
     WriteResult,
     cause,
 )
+from opencode_a2a.store.replicas import Census
 from opencode_a2a.store.schema import metadata
 
 logger = structlog.get_logger(__name__)
@@ -150,8 +151,8 @@ class Database:
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
-        self.has_other_replicas = False
-        """Whether other processes used the database too when ``Ownership.watch``
+        self.census = Census()
+        """Which replicas there were, and what they owned, when ``Ownership.watch``
         (``tasks.ownership``), which sets this, last looked."""
         self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop with each text that a process sends, this one included. An empty
@@ -348,7 +349,7 @@ class Database:
         ``t,NUMBER,TASK`` a reader of a task was shown the interrupt of that number;
         ``m`` new mail; ``r,NO`` the reply to a mail; ``u`` replicas or upstreams changed.
         """
-        if self.has_other_replicas:
+        if self.census.has_others:
             self._writer.queue.put(text)
 
     def dispatch(self, text: str) -> None:

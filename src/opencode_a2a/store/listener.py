@@ -16,6 +16,7 @@ import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.store.replicas import Census
 
 logger = structlog.get_logger(__name__)
 
@@ -32,7 +33,7 @@ RETRY_SECONDS = 1.0
 class Notifications(Protocol):
     """What the listener needs of the database."""
 
-    has_other_replicas: bool
+    census: Census
 
     def notify(self, text: str, /) -> None: ...
 
@@ -73,9 +74,7 @@ class Listener:
             self._changed.clear()
             # A single replica needs no notification. Without a connection it cannot hear that
             # another one has started.
-            often = not self._hears and (
-                self._database.has_other_replicas or self._conninfo is None
-            )
+            often = not self._hears and (self._database.census.has_others or self._conninfo is None)
             await wait(self._changed, self._poll_seconds if often else LOOK_SECONDS)
             self._database.dispatch("")
 
@@ -85,7 +84,7 @@ class Listener:
             self._send_beat()
 
     def _send_beat(self) -> None:
-        if not self._database.has_other_replicas or self._echo is None:
+        if not self._database.census.has_others or self._echo is None:
             return
         if not self._hears:  # another replica may have just started
             self._changed.set()

@@ -67,10 +67,6 @@ _SENT = Prepared(
     " m.taker IS NOT NULL AND (t.no IS NULL OR t.gone IS NOT NULL) AND m.again = 0"
     " FROM mail m LEFT JOIN replicas t ON t.no = m.taker WHERE m.no = ANY(:numbers)"
 )
-_OTHERS = Prepared(
-    "SELECT u.name FROM upstreams u JOIN replicas r ON r.no = u.owner AND r.gone IS NULL"
-    " WHERE u.owner <> :me ORDER BY u.name"
-)
 _DELETE = Prepared("DELETE FROM mail WHERE no = :no RETURNING taker IS NOT NULL")
 _FORGET = Prepared(
     "DELETE FROM mail m WHERE (sender = :me AND no <> ALL(:numbers)"
@@ -120,11 +116,6 @@ def give_back(connection: Connection, no: int, me: int, upstream: str, seconds: 
 def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
     """Return how far these mails have come, without those that were deleted."""
     return [SentRow(*row) for row in _SENT.run(connection, {"numbers": [*numbers]}).fetchall()]
-
-
-def others(connection: Connection, me: int) -> list[str]:
-    """Return the names of the OpenCodes that other live replicas own."""
-    return [row[0] for row in _OTHERS.run(connection, {"me": me}).fetchall()]
 
 
 def delete(connection: Connection, no: int) -> bool:

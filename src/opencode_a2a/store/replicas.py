@@ -6,13 +6,19 @@ Only the owner of an OpenCode ("upstream") writes the logs of its tasks. Times a
 database's clock alone.
 """
 
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+
+from opencode_a2a.store import schema
 
 UNKNOWN = 0
 """The owner of an upstream that is new in the table; no replica has this number. It does not count
@@ -50,12 +56,97 @@ class UpstreamRow(NamedTuple):
     free: bool = False
     """Whether it has no live owner."""
 
-    def serves(self, directory: str | None) -> bool:
-        if not self.directories:
-            return True
-        return directory is not None and any(
-            Path(directory).is_relative_to(one) for one in self.directories
+
+@dataclass(frozen=True)
+class Census:
+    """The live replicas and the OpenCodes that they run or could run, as read at one moment.
+
+    ``Database.census`` is the latest one; ``tasks.ownership`` reads it. Whoever wants to know which
+    replicas there are and what they own asks that. With SQLite it is empty.
+    """
+
+    me: int = 0
+    """The number of this replica."""
+    live: Sequence[ReplicaRow] = ()
+    upstreams: Sequence[UpstreamRow] = ()
+
+    @cached_property
+    def has_others(self) -> bool:
+        """Whether other replicas use the database too."""
+        return any(one.no != self.me for one in self.live)
+
+    @cached_property
+    def elsewhere(self) -> Mapping[str, UpstreamRow]:
+        """The OpenCodes that this replica does not own, by name, without lost ones."""
+        rows = (row for row in self.upstreams if row.owner != self.me and row.state != "lost")
+        return {row.name: row for row in rows}
+
+    @cached_property
+    def listings(self) -> Counter[str]:
+        """How many live replicas list each OpenCode in their settings."""
+        return Counter(chain.from_iterable(one.lists for one in self.live))
+
+    @cached_property
+    def unlisted(self) -> list[str]:
+        """The OpenCodes that this replica owns only to end their tasks and serve their webhooks."""
+        if self.this_replica is None:
+            return []
+        mine = (row.name for row in self.upstreams if row.owner == self.me)
+        return [name for name in mine if name not in self.this_replica.lists]
+
+    def spare(self, replica: ReplicaRow) -> int:
+        """Return how many more OpenCodes a replica should own; negative if it owns too many.
+
+        Its fair share: each OpenCode is shared by all replicas that list it.
+        """
+        share = math.ceil(sum(1 / self.listings[name] for name in replica.lists) - 1e-9)
+        owned = (row for row in self.upstreams if row.owner == replica.no)
+        return share - sum(row.name in replica.lists for row in owned)
+
+    @cached_property
+    def this_replica(self) -> ReplicaRow | None:
+        """None once it was declared gone."""
+        return next((one for one in self.live if one.no == self.me), None)
+
+    @property
+    def others(self) -> list[ReplicaRow]:
+        return [one for one in self.live if one.no != self.me]
+
+    @property
+    def any_up(self) -> bool:
+        """Whether a live replica owns an OpenCode that it can reach."""
+        return any(row.state == "up" and not row.free for row in self.upstreams)
+
+    def lost(self, seconds: float) -> list[str]:
+        """Return the OpenCodes that no live replica lists, and that were away for so long.
+
+        One that was lost before is lost again if the replica that ended its tasks is gone, perhaps
+        before it was done: another one has to serve the webhooks.
+        """
+        return [
+            row.name
+            for row in self.upstreams
+            if row.free and not self.listings[row.name] and seconds > 0
+            if (
+                row.owner is not None
+                if row.state == "lost"
+                else row.away_seconds is not None and row.away_seconds >= seconds
+            )
+        ]
+
+    def without(self, gone: Collection[int]) -> "Census":
+        """Return it after some replicas were declared gone."""
+        return Census(
+            self.me,
+            [one for one in self.live if one.no not in gone],
+            [row._replace(free=row.free or row.owner in gone) for row in self.upstreams],
         )
+
+    def after_taking(self, names: Collection[str]) -> "Census":
+        """Return it after this replica became the owner of some OpenCodes."""
+        mine = {"owner": self.me, "free": False}
+        rows = [row._replace(**mine) if row.name in names else row for row in self.upstreams]
+        return Census(self.me, self.live, rows)
 
 
 _LIVE = sa.text(
@@ -85,8 +176,8 @@ _ENROLL_LEFT = sa.text(
     " SELECT DISTINCT upstream, cast(:owner AS bigint), 'away', 0, 0, 0, clock_timestamp()"
     " FROM tasks WHERE state = ANY(:states) ON CONFLICT (name) DO NOTHING"
 )
-_FORGET = sa.text(
-    "DELETE FROM upstreams WHERE state = 'lost' AND owner IS NULL"
+_LONG_LOST = sa.text(
+    "SELECT name FROM upstreams WHERE state = 'lost'"
     " AND changed < clock_timestamp() - interval '1 day'"
 )
 _FORGET_GONE = sa.text(
@@ -120,12 +211,23 @@ _PUBLISH = sa.text(
     " WHERE owner = :me AND name = :name"
 )
 _LOSE = sa.text(
-    "UPDATE upstreams SET state = 'lost', changed = clock_timestamp() WHERE name = ANY(:names)"
+    "UPDATE upstreams SET state = 'lost',"
+    " changed = CASE state WHEN 'lost' THEN changed ELSE clock_timestamp() END"
+    " WHERE name = ANY(:names)"
 )
 
 
-def forget(connection: Connection) -> None:
-    """Delete the rows of replicas that have been gone for a day and own nothing."""
+def forget(connection: Connection, unread: Sequence[sa.ColumnElement[bool]]) -> None:
+    """Delete OpenCodes that were lost a day ago, and replicas that were gone then and own nothing.
+
+    An OpenCode stays while a live replica lists it, or while the log of one of its tasks is
+    ``unread`` (``DurableReader.unread``): the owner of the OpenCode serves the webhooks.
+    """
+    listed = {name for row in live(connection) for name in row.lists}
+    lost = [name for name in connection.scalars(_LONG_LOST) if name not in listed]
+    known, tasks = schema.upstreams, schema.tasks
+    left = sa.exists().where(tasks.c.upstream == known.c.name, sa.or_(sa.false(), *unread))
+    connection.execute(known.delete().where(known.c.name.in_(lost), ~left))
     connection.execute(_FORGET_GONE)
 
 
@@ -168,7 +270,6 @@ def enroll(
     One that is new in the table belongs to nobody; neither does one that is only known by tasks
     that are in these states.
     """
-    connection.execute(_FORGET)
     connection.execute(_ENROLL_LEFT, {"owner": UNKNOWN, "states": list(states)})
     names = orjson.dumps([row.name for row in listed])
     connection.execute(_LIST, {"me": me, "lists": names})
@@ -227,7 +328,7 @@ def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]
 
 
 def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
-    """Become the owner of OpenCodes that nobody will run any more, to end their tasks."""
+    """Become the owner of OpenCodes that nobody lists, to end their tasks."""
     handed_over = become_owner(connection, me, names)
     connection.execute(_LOSE, {"names": list(handed_over)})
     return handed_over

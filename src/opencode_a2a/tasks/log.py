@@ -764,7 +764,7 @@ class LogWriter:
                 share.log.mark_stored(share.entries[-1].seq)
             if batch.done is not None and not batch.done.done():
                 batch.done.set_result(None)
-            if self._database.has_other_replicas:
+            if self._database.census.has_others:
                 self.notify([share.log.no for share in batch.shares])
         if self._hurry:
             self._write()

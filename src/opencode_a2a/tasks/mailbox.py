@@ -36,10 +36,10 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.ids import SessionId
-from opencode_a2a.store import mail
+from opencode_a2a.store import mail, replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.turns.fleet import FORWARDED, Fleet, NotOwnerError
+from opencode_a2a.turns.fleet import FORWARDED_TO, Fleet, NotOwnerError
 
 logger = structlog.get_logger(__name__)
 
@@ -147,11 +147,12 @@ class Mailbox:
         return found[1:]
 
     async def others(self) -> list[str]:
-        """Return the names of the OpenCodes that other live replicas own."""
+        """Return the names of the OpenCodes that other live replicas run, as of now."""
         me = self._database.replica
-        if me is None or not self._database.has_other_replicas:
+        if me is None or not self._database.census.has_others:
             return []
-        return await self._database.read(mail.others, me)
+        rows = await self._database.read(replicas.upstreams)
+        return [r.name for r in rows if not r.free and r.owner != me and r.state != "lost"]
 
     def on_notification(self, text: str) -> None:
         """Look for mail and replies if a notification says so; see ``Database.listeners``."""
@@ -170,7 +171,7 @@ class Mailbox:
                 await wait(self._wake, POLL_SECONDS)
                 self._wake.clear()
                 sweep_due = time.monotonic() - self._swept >= ALONE_SECONDS
-                if self._database.has_other_replicas or self._waiting or sweep_due:
+                if self._database.census.has_others or self._waiting or sweep_due:
                     with suppress(StoreUnavailableError):
                         await self._look(self._database.replica)
                     now = time.monotonic()
@@ -211,7 +212,7 @@ class Mailbox:
 
     async def _carry_out(self, me: int, row: MailRow) -> None:
         """Carry out a call as if it had come to this replica, and store the reply."""
-        FORWARDED.set(True)
+        FORWARDED_TO.set(row.upstream)
         try:
             handler = self.handlers.get(row.kind)
             if handler is None:

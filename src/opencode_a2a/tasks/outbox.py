@@ -506,7 +506,7 @@ class Outbox(DurableReader):
                     # repeated attempt shows nothing new.
                     log.note_seen(notification.what.status)
                 del log
-                if self._database.has_other_replicas:
+                if self._database.census.has_others:
                     # A replica that was suspended while another took over must not repeat the
                     # notifications of its successor.
                     await self._database.check_writable("telling of")

@@ -20,19 +20,15 @@ The life of an ownership, at a replica that lists the OpenCode in its settings:
    has too few; ``hand_over`` leaves all of them when the service stops. Both store everything
    first, so nothing that was shown is lost. A replica that dies leaves them as they are.
 
-An OpenCode that no live replica lists is lost after a while: any replica ends its tasks
-(``_lose``).
+An OpenCode that no live replica lists is lost after a while: any replica becomes its owner, to end
+its tasks and to serve their webhooks (``_lose``).
 """
 
 import asyncio
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
 
 import structlog
 
@@ -42,7 +38,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
-from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
+from opencode_a2a.store.replicas import Census, ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.readers import DurableReader
@@ -66,65 +62,6 @@ AVOID_SECONDS = (10.0, 120.0)
 """How long a replica then leaves it to others: the first time, and at most; doubled each time."""
 RunBeside = Callable[[Coroutine[None, None, None], str], AbstractAsyncContextManager[None]]
 """Runs a coroutine, under a name, for as long as the context lasts."""
-
-
-@dataclass(frozen=True)
-class Census:
-    """The live replicas and the OpenCodes that they run or could run, as read at one moment."""
-
-    me: int = 0
-    """The number of this replica."""
-    live: Sequence[ReplicaRow] = ()
-    """None with SQLite."""
-    upstreams: Sequence[UpstreamRow] = ()
-
-    @cached_property
-    def listings(self) -> Counter[str]:
-        """How many live replicas list each OpenCode in their settings."""
-        return Counter(chain.from_iterable(one.lists for one in self.live))
-
-    @cached_property
-    def owned(self) -> Counter[int | None]:
-        """How many OpenCodes each live replica owns."""
-        return Counter(row.owner for row in self.upstreams if not row.free)
-
-    def share(self, replica: ReplicaRow) -> int:
-        """Return how many OpenCodes a replica should own: each is shared by all that list it."""
-        return math.ceil(sum(1 / self.listings[name] for name in replica.lists) - 1e-9)
-
-    def spare(self, replica: ReplicaRow) -> int:
-        """Return how many more OpenCodes a replica should own; negative if it owns too many."""
-        return self.share(replica) - self.owned[replica.no]
-
-    @property
-    def this_replica(self) -> ReplicaRow | None:
-        """None once it was declared gone."""
-        return next((one for one in self.live if one.no == self.me), None)
-
-    @property
-    def others(self) -> list[ReplicaRow]:
-        return [one for one in self.live if one.no != self.me]
-
-    @property
-    def any_up(self) -> bool:
-        """Whether a live replica owns an OpenCode that it can reach."""
-        numbers = {one.no for one in self.live}
-        return any(row.state == "up" and row.owner in numbers for row in self.upstreams)
-
-    def lost(self, seconds: float) -> list[str]:
-        """Return the OpenCodes that no live replica lists, and that were away for so long.
-
-        One whose tasks have been ended is handed over; if it is lost and still has an owner, that
-        died before it had ended all of them.
-        """
-        return [
-            row.name
-            for row in self.upstreams
-            if row.free and not self.listings[row.name] and seconds > 0
-            if (
-                row.owner is not None if row.state == "lost" else (row.away_seconds or 0) >= seconds
-            )
-        ]
 
 
 @dataclass(eq=False, slots=True)
@@ -173,8 +110,6 @@ class Ownership:
         self._lease = database.lease_seconds
         self._now = asyncio.get_running_loop().time
         self._claims = {name: Claim(member) for name, member in fleet.members.items()}
-        self.census = Census()
-        """What the last look at the database showed."""
         self._wake = asyncio.Event()
 
     # The service starts, runs and stops
@@ -238,7 +173,7 @@ class Ownership:
         """
         while self._database.replica is not None:
             await asyncio.sleep(max(0.05, self._database.lease_until - time.monotonic()))
-            if not self._database.holds_lease and self._database.has_other_replicas:
+            if not self._database.holds_lease and self._database.census.has_others:
                 logger.warning("cut off from the database; streams are ended")
                 self._tasks.end_reading()
                 await self._database.wait_for_lease()
@@ -266,12 +201,12 @@ class Ownership:
 
     async def watch(self, me: int) -> None:
         """Look who lives and who owns what, and do what follows from that."""
-        before, census = self.census, await self._look(me)
-        self.census, this_replica = census, census.this_replica
+        before, census = self._database.census, await self._look(me)
+        self._database.census, this_replica = census, census.this_replica
         if this_replica is None:
             return  # it was declared gone; the next beat says so, and ends this process
+        metrics.REPLICAS.set(len(census.live))
         await self._leave_to_new_owners(before, census)
-        self._tell_fleet(census)
         await self._publish(me)
         for claim in self._to_give_up(census, this_replica):
             await self._give_up(me, claim)
@@ -282,10 +217,10 @@ class Ownership:
 
     async def _look(self, me: int) -> Census:
         """Read the replicas and OpenCodes, and declare gone who has been silent for a lease."""
-        live, rows = await self._database.read(
-            lambda connection: (replicas.live(connection), replicas.upstreams(connection))
+        census = await self._database.read(
+            lambda connection: Census(me, replicas.live(connection), replicas.upstreams(connection))
         )
-        census, lease = Census(me, live, rows), self._lease
+        lease = self._lease
         if census.this_replica is None:
             return census
         silent = {one.no: one.name for one in census.others if one.silent_seconds > lease}
@@ -298,23 +233,7 @@ class Ownership:
             logger.warning(
                 "replicas are silent and count as gone", replicas=[*map(silent.get, gone)]
             )
-        return Census(
-            me,
-            [one for one in live if one.no not in gone],
-            [row._replace(free=row.free or row.owner in gone) for row in rows],
-        )
-
-    def _tell_fleet(self, census: Census) -> None:
-        """Let the fleet know what other replicas run, for placing and forwarding."""
-        metrics.REPLICAS.set(len(census.live))
-        self._database.has_other_replicas = bool(census.others)
-        self._fleet.others = {
-            row.name: row
-            for row in census.upstreams
-            if row.state != "lost" and not self._fleet.owns(row.name)
-        }
-        members = self._fleet.members.keys()
-        self._fleet.alone = len(members) == 1 and not self._fleet.others.keys() - members
+        return census.without(gone)
 
     async def _publish(self, me: int) -> None:
         """Write down the state and the open tasks of the OpenCodes that this replica owns."""
@@ -339,10 +258,15 @@ class Ownership:
     async def _leave_to_new_owners(self, before: Census, census: Census) -> None:
         """Stop following the ended tasks of OpenCodes that another replica has taken since.
 
-        While an OpenCode has no owner, any replica may serve webhooks of its ended tasks: the one
-        that ended them because it was lost (``_lose``), or that a caller asked to
-        (``TaskService.check_serves``). Its owner serves all of them.
+        While an OpenCode has no owner, any replica that a caller asks to may serve webhooks of its
+        ended tasks (``TaskService.check_serves``). Its owner serves all of them. One that this
+        replica owns because it was lost (``_lose``) is handed over once another replica lists it.
         """
+        for name in (name for name in census.unlisted if census.listings[name]):
+            for reader in self._readers:
+                await reader.give_up(name)
+            await self._database.write_until_stored(replicas.hand_over, census.me, [name])
+            self._database.notify("u")
         owners = {row.name: row.owner for row in before.upstreams}
         for row in census.upstreams:
             if row.free or row.owner == census.me or owners.get(row.name, row.owner) == row.owner:
@@ -377,6 +301,7 @@ class Ownership:
         handed_over = await self._database.write(replicas.become_owner, census.me, names)
         if not handed_over:
             return
+        self._database.census = census.after_taking(handed_over)
         before = {row.name: row for row in census.upstreams}
         for name, cleanly in handed_over.items():
             cause = "new" if before[name].owner == replicas.UNKNOWN else "gone"
@@ -397,7 +322,6 @@ class Ownership:
         """
         claims = [self._claims[name] for name in handed_over]
         for claim in claims:
-            self._fleet.others.pop(claim.member.name, None)
             listening = self._run_beside(claim.member.turns.feed.run(), "feed")
             await claim.running.enter_async_context(listening)
         count = await self._recover(handed_over, [claim.member for claim in claims])
@@ -469,12 +393,14 @@ class Ownership:
     async def _lose(self, me: int, names: Sequence[str]) -> None:
         """Fail the tasks of OpenCodes that no live replica lists any more.
 
-        Their webhooks are served here until an OpenCode has an owner again.
+        This replica stays their owner, to serve the webhooks of these tasks.
         """
         handed_over = await self._database.write(replicas.lose, me, names)
         if not handed_over:
             return  # another replica does it
-        logger.error("OpenCodes are lost", upstreams=list(handed_over))
+        before = {row.name: row.state for row in self._database.census.upstreams}
+        if lost := [name for name in handed_over if before[name] != "lost"]:
+            logger.error("OpenCodes are lost", upstreams=lost)
         await self._recover(handed_over, ())
         await self._writer.commit()
-        await self._database.write_until_stored(replicas.hand_over, me, list(handed_over))
+        self._database.census = self._database.census.after_taking(handed_over)

@@ -212,7 +212,7 @@ async def sweep(
     def forget_others(connection: Connection) -> int:
         callers.forget(connection, now_ms())
         if database.replica is not None:
-            replicas.forget(connection)
+            replicas.forget(connection, unread)
         return 0
 
     def first_come(connection: Connection, forget: Callable[[Connection], int]) -> int:

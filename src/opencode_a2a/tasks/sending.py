@@ -288,7 +288,7 @@ class Admissions:
             request=orjson.dumps(command.request),
             upstream=member.name,
         )
-        several = self._database.has_other_replicas
+        several = self._database.census.has_others
         message = (principal, command.message.message_id)
         errands = self._fleet.errands_of(principal) if command.budget.turns else 0
 
@@ -467,7 +467,7 @@ class Sending:
 
         If the message names a context, only those in it.
         """
-        if not self._database.has_other_replicas:
+        if not self._database.census.has_others:
             return []
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
@@ -623,7 +623,7 @@ class Sending:
         until = time.monotonic() + SEEN_SECONDS
         while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
             # Another replica notifies this one of what it has shown; that may be on its way.
-            if not self._database.has_other_replicas or time.monotonic() > until:
+            if not self._database.census.has_others or time.monotonic() > until:
                 break
             await asyncio.sleep(SEEN_SECONDS / 20)
         return seen

@@ -22,6 +22,7 @@ from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import InvalidParamsError, TaskNotCancelableError, UpstreamUnreachableError
 from opencode_a2a.ids import Principal
 from opencode_a2a.messages import PushConfig
+from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
@@ -323,14 +324,15 @@ class TaskService:
     async def check_serves(self, principal: Principal, task_id: str) -> None:
         """Raise NotOwnerError if another replica serves the webhooks of a task."""
         is_open = self.open.of(principal, task_id) is not None
-        if is_open or not self._database.has_other_replicas:
+        if is_open or not self._database.census.has_others:
             return
         row = await self.open.row(principal, task_id)
         if self._fleet.owns(row.upstream):
             return
         # The webhooks of an ended task can be served by any replica if its OpenCode has no owner.
         ended = State(row.state).terminal
-        if not ended or row.upstream in await self.mailbox.others():
+        found = await self._database.read(replicas.upstreams)
+        if not ended or any(one.name == row.upstream and not one.free for one in found):
             raise NotOwnerError(row.upstream)
 
 

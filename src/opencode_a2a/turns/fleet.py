@@ -30,7 +30,7 @@ from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store import interrupts, links
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.replicas import UpstreamRow
+from opencode_a2a.store.replicas import Census
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, KNOWN_SESSIONS, Place
 from opencode_a2a.turns.turn import SharedTurns
@@ -41,8 +41,8 @@ WATCH_SECONDS = 1.0
 LOCAL_BIAS = 2
 """How many more open tasks an OpenCode of this replica may have than one of another replica, and
 still get a new context: streams of this replica's own OpenCodes are faster."""
-FORWARDED: ContextVar[bool] = ContextVar("forwarded", default=False)
-"""Whether another replica forwarded the call that is being handled: it has chosen the OpenCode."""
+FORWARDED_TO: ContextVar[str | None] = ContextVar("forwarded to", default=None)
+"""The OpenCode that another replica has chosen for the call that is being handled, if one has."""
 PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
 
@@ -101,28 +101,27 @@ class Member:
             raise NotOwnerError(self.name)
         return self
 
-    def serves(self, directory: str | None) -> bool:
-        if not self.directories:
-            return True
-        return directory is not None and any(
-            Path(directory).is_relative_to(one) for one in self.directories
-        )
+
+def _serves(directories: Sequence[str], directory: str | None) -> bool:
+    """Whether an OpenCode that is for some directories, or for all, may work in one."""
+    if not directories:
+        return True
+    return directory is not None and any(Path(directory).is_relative_to(d) for d in directories)
 
 
 class Fleet:
     def __init__(self, members: Sequence[Member], database: Database, lost_seconds: float) -> None:
         self.members = {member.name: member for member in members}
         self.first = members[0]
-        """The only member, or the one that answers about something that no OpenCode has."""
+        """The only member, or the one to ask for what is the same in all of them."""
         self.tasks: Counter[str] = Counter()
         """How many open tasks each member has, with those that are being admitted."""
         self._database = database
         self.lost_seconds = lost_seconds
         """How long an OpenCode may be away before it is lost; 0 is for ever."""
-        self.alone = len(members) == 1
-        """Whether there is only one OpenCode, behind this and all other replicas."""
-        self.others: dict[str, UpstreamRow] = {}
-        """The OpenCodes that this replica does not own, by name, without lost ones."""
+        self._sent: tuple[Census, Counter[str]] = Census(), Counter()
+        """How many new contexts other OpenCodes were given since a census: their owners count them
+        in the next."""
         self.find_session_elsewhere: Callable[[SessionId], Awaitable[str | None]] | None = None
         """Asks other replicas for the name of the OpenCode that has a session."""
         self._placements = Recent[Place, Member](KNOWN_SESSIONS)
@@ -130,24 +129,30 @@ class Fleet:
 
     # Which OpenCode?
 
-    def owned(self) -> list[str]:
-        """Return the names of the OpenCodes that this replica owns."""
-        return [member.name for member in self.members.values() if member.owned]
+    @property
+    def census(self) -> Census:
+        """Which replicas there are, and what they own."""
+        return self._database.census
 
     @property
-    def shared(self) -> bool:
-        """Whether there are other replicas."""
-        return self._database.has_other_replicas
+    def alone(self) -> bool:
+        """Whether there is only one OpenCode, behind this and all other replicas."""
+        elsewhere = self._database.census.elsewhere
+        return len(self.members) == 1 and elsewhere.keys() <= self.members.keys()
+
+    def owned(self) -> list[str]:
+        """Return the names of the OpenCodes that this replica owns, with those that are lost."""
+        members = [member.name for member in self.members.values() if member.owned]
+        return members + self.census.unlisted
 
     def owns(self, upstream: str) -> bool:
         """Whether this replica owns an OpenCode."""
-        member = self.members.get(upstream)
-        return member is not None and member.owned
+        return upstream in self.owned()
 
     def keeps_contexts(self, upstream: str) -> bool:
         """Whether contexts with a session in an OpenCode stay there; if it is lost they move on."""
         member = self.members.get(upstream)
-        return upstream in self.others or (member is not None and not member.lost)
+        return upstream in self.census.elsewhere or (member is not None and not member.lost)
 
     async def member_for_message(
         self, principal: Principal, context_id: str | None, routing: Routing
@@ -161,22 +166,31 @@ class Fleet:
         if routing.session_id is not None:
             return await self.holder_of_session(routing.session_id)
         if routing.workspace_id is not None:
-            return await self.holder_of_workspace(routing.workspace_id) or self.first.check_owned()
+            member = await self.holder_of_workspace(routing.workspace_id)
+            if member is not None:
+                return member
         location, name = self.first.turns.sessions.locate(routing)
-        if context_id is None:
+
+        def member_for_new_context() -> Member:
+            if routing.workspace_id is not None:
+                return self.any_member.check_owned()
             return self.member_for_new_context(location.directory)
+
+        if context_id is None:
+            return member_for_new_context()
         if context_id.startswith(DERIVED_CONTEXT):
             return await self.holder_of_session(context_id.removeprefix(DERIVED_CONTEXT))
         place = principal, ContextId(context_id), name
         member = self._placements.get(place)
-        if member is None or self.shared:  # another replica may have placed it elsewhere since
+        # Another replica may have placed it elsewhere since.
+        if member is None or self.census.has_others:
             found = await self._database.read(links.linked, *place)
-            if found and found.upstream in self.others:
+            if found and found.upstream in self.census.elsewhere:
                 raise NotOwnerError(found.upstream)
             if found and self.keeps_contexts(found.upstream):
                 member = self.members[found.upstream]
         if member is None or member.lost:
-            member = self.member_for_new_context(location.directory)
+            member = member_for_new_context()
             self.note_placement(principal, context_id, routing, member)
         return member.check_owned()
 
@@ -193,19 +207,30 @@ class Fleet:
         place = principal, ContextId(context_id), name
         self._placements[place] = member
 
+    @property
+    def any_member(self) -> Member:
+        """The OpenCode to ask about something that none is known to have.
+
+        That is the first, unless another replica has chosen one: it may list them in another order,
+        and they would send the call to and fro.
+        """
+        return self.members.get(FORWARDED_TO.get() or "", self.first)
+
     def serving(self, directory: str | None) -> Member:
         """Return an OpenCode to ask for what is the same in all that serve a directory."""
-        serving = [member for member in self.members.values() if member.serves(directory)]
+        serving = [
+            member for member in self.members.values() if _serves(member.directories, directory)
+        ]
         up = [member for member in serving if member.up]
         return (up or serving or [self.first])[0]
 
     async def holder_of_session(self, session_id: str) -> Member:
-        """Return the OpenCode that has a session; the first, which denies it, if none has.
+        """Return the OpenCode that has a session; one that denies it if none has.
 
         Raise NotOwnerError if another replica owns it.
         """
         if self.alone or not well_formed("ses", session_id):
-            return self.first.check_owned()
+            return self.any_member.check_owned()
         return (await self._find_session(SessionId(session_id))).check_owned()
 
     async def _find_session(self, session_id: SessionId) -> Member:
@@ -213,7 +238,7 @@ class Fleet:
             if member.turns.sessions.knows(session_id):
                 return member
         name = await self._database.read(links.upstream, session_id)
-        if name is not None and name in self.others:
+        if name is not None and name in self.census.elsewhere:
             raise NotOwnerError(name)
         if name is not None and name in self.members:
             return self.members[name]
@@ -230,11 +255,15 @@ class Fleet:
         for member, here in zip(members, found, strict=True):
             if here:
                 return member
-        if self.others and self.find_session_elsewhere is not None and not FORWARDED.get():
+        if (
+            self.census.elsewhere
+            and self.find_session_elsewhere is not None
+            and FORWARDED_TO.get() is None
+        ):
             name = await self.find_session_elsewhere(session_id)
             if name is not None:
                 raise NotOwnerError(name)
-        return self.first
+        return self.any_member
 
     async def holder_of_workspace(self, name: str) -> Member | None:
         """Return the OpenCode that made a workspace or worktree; None if that is not known.
@@ -242,7 +271,7 @@ class Fleet:
         Raise NotOwnerError if another replica owns it.
         """
         found = await self._database.read(links.upstream_of_place, name)
-        if found is not None and found in self.others:
+        if found is not None and found in self.census.elsewhere:
             raise NotOwnerError(found)
         return self.members[found].check_owned() if found in self.members else None
 
@@ -255,7 +284,7 @@ class Fleet:
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
                 return member
-        if self.shared:
+        if self.census.has_others:
             name = await self._database.read(interrupts.upstream, request_id, DERIVED_CONTEXT)
             if name is not None and not self.owns(name):
                 raise NotOwnerError(name)
@@ -269,8 +298,11 @@ class Fleet:
         """
         if self.alone:
             return self.first.check_owned()
-        serving = [member for member in self.members.values() if member.serves(directory)]
-        others = [row for row in self.others.values() if row.serves(directory)]
+        serving = [
+            member for member in self.members.values() if _serves(member.directories, directory)
+        ]
+        census = self.census
+        others = [r for r in census.elsewhere.values() if _serves(r.directories, directory)]
         if not serving and not others:
             raise InvalidParamsError.of(DIRECTORY_FIELD, "is not served by any OpenCode here")
         own = [member for member in serving if member.owned]
@@ -279,21 +311,23 @@ class Fleet:
         there = [member for member in taking if member.up]
         room = [m for m in there or taking if not m.max_turns or self.tasks[m.name] < m.max_turns]
         best = min(room, key=lambda member: self.tasks[member.name], default=None)
-        if self.others and not FORWARDED.get():
-            usable = [
-                row
+        if others and FORWARDED_TO.get() is None:
+            if self._sent[0] is not census:
+                self._sent = census, Counter()
+            sent = self._sent[1]
+            usable = {
+                row.name: row.open_tasks + sent[row.name]
                 for row in others
                 if row.state == "up" and not row.drain
-                if not row.max_turns or row.open_tasks < row.max_turns
-            ]
-            least = min(usable, key=lambda row: row.open_tasks, default=None)
+                if not row.max_turns or row.open_tasks + sent[row.name] < row.max_turns
+            }
+            least = min(usable, key=lambda name: usable[name], default=None)
             enough = best is not None and best.up and not best.drain
             if least and not (
-                best and enough and self.tasks[best.name] <= least.open_tasks + LOCAL_BIAS
+                best and enough and self.tasks[best.name] <= usable[least] + LOCAL_BIAS
             ):
-                # Its owner counts the task once it is admitted; until then this replica does.
-                self.others[least.name] = least._replace(open_tasks=least.open_tasks + 1)
-                raise NotOwnerError(least.name)
+                sent[least] += 1
+                raise NotOwnerError(least)
         if best is None and not own:
             raise NotOwnerError((serving or others)[0].name)  # the call waits for an owner
         if best is None:

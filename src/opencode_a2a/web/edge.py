@@ -299,7 +299,7 @@ class RequestRates:
         replica = database.replica
         while replica is not None:
             await asyncio.sleep(self.SHARE_SECONDS)
-            if not database.has_other_replicas:
+            if not database.census.has_others:
                 self._elsewhere, self._shared = {}, set()
                 continue
             passed, now = self._clock() - self._window, now_ms()
