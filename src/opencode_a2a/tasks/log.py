@@ -163,7 +163,7 @@ class SeenRequests:
         return True
 
     @property
-    def read(self) -> int:
+    def answerable_up_to(self) -> int:
         """The highest number that a reader was given, and had the time to read.
 
         After a request that nobody answered in time, an answer that comes at once may well be the
@@ -284,7 +284,7 @@ class ReadableLog:
     @property
     def seen_number(self) -> int:
         """The highest number of a request that counts as seen."""
-        return self.seen.read
+        return self.seen.answerable_up_to
 
     # Growing
 

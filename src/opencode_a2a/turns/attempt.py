@@ -325,7 +325,7 @@ class Attempt:
             session = self._session
             await self._shared.sessions.forget(session.session_id, insist=True)
             # Before anything was prompted, the context can go on in a new session.
-            if not session.claimed and not self._reader.state.messages.prompt_seen:
+            if not session.named and not self._reader.state.messages.prompt_seen:
                 raise SessionGoneError from None
             return self._reader.finish(None, failure=GONE)
         except StoreUnavailableError:

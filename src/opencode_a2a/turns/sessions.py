@@ -92,7 +92,7 @@ class WorkspaceRoot:
         path = os.path.realpath(Path(self.root) / named.strip())
         if path != self.root and not self._allow_override:
             raise InvalidParamsError.of(field, "may not be chosen here; leave it out")
-        if not self.holds(path):
+        if not Path(path).is_relative_to(self.root):
             raise InvalidParamsError.of(field, "must be inside the workspace")
         # For a name that is too long os.path says that it does not exist; pathlib raises an error.
         # A root on another machine cannot be checked.
@@ -100,9 +100,10 @@ class WorkspaceRoot:
             raise InvalidParamsError.of(field, "must be an existing directory")
         return path
 
-    def holds(self, path: str) -> bool:
-        """Whether a real path is the root or below it."""
-        return self.root is None or Path(path).is_relative_to(self.root)
+    def holds(self, path: str, workspace_id: str | None = None) -> bool:
+        """Whether callers may run something at a real path, or in a workspace of OpenCode's own."""
+        inside = self.root is None or Path(path).is_relative_to(self.root)
+        return workspace_id is not None or inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,12 @@ class BoundSession:
 
     session_id: SessionId
     location: Location
+    named: bool = False
+    """Whether it was asked for by its id, by the caller or by an earlier turn or process of the
+    task: no other session can stand in for it."""
     claimed: bool = False
-    """It was asked for by its id: by the caller, or by an earlier turn or process of the task. No
-    other session can stand in for it, and the claim on it lapses unless ``Sessions.confirm`` says
-    that OpenCode took the prompt."""
+    """Whether the caller has only a claim on it, which lapses unless ``Sessions.confirm`` says that
+    OpenCode took the prompt."""
     link: Write | None = None
     """Lets the context keep a new session; to be written before the session is prompted."""
     replaces: bool = False
@@ -208,18 +211,15 @@ class Sessions:
         theirs = {s for s in session_ids if self._owners.get(s, principal) != principal}
         return theirs | await self._database.read(links.strangers, principal, session_ids, now_ms())
 
-    def _inside(self, session: Session) -> bool:
-        """Whether a session runs where callers may run one."""
-        return session.workspace_id is not None or self._workspace.holds(session.directory)
-
     async def visible(self, principal: Principal, sessions: Sequence[Session]) -> list[Session]:
         """Return the sessions that a caller may know of and use."""
+        lineages: dict[SessionId, list[SessionId]] = {}
         for session in sessions:
             self._parents[session.id] = session.parent_id
-        lineages: dict[SessionId, list[SessionId]] = {}
-        for session in filter(self._inside, sessions):
-            with suppress(SessionNotFoundError):
-                lineages[session.id] = await self._lineage(session.id)
+        for session in sessions:
+            if self._workspace.holds(session.directory, session.workspace_id):
+                with suppress(SessionNotFoundError):
+                    lineages[session.id] = await self._lineage(session.id)
         involved = dict.fromkeys(one for lineage in lineages.values() for one in lineage)
         hidden = await self._strangers(principal, [*involved])
         return [
@@ -387,17 +387,15 @@ class Sessions:
         session = await self._load(session_id)
         if not await self._hold(principal, session_id, self._claim_ms):
             raise SessionNotFoundError
-        return replace(session, claimed=True)
+        return replace(session, named=True, claimed=True)
 
     async def confirm(
         self, session: BoundSession, principal: Principal, context_id: ContextId, routing: Routing
     ) -> None:
         """Let the context keep a claimed session, now that OpenCode took the prompt in it."""
-        if session.claimed:
-            _, name = self.locate(routing)
-            place = (principal, context_id, name)
-            await self._database.write(self._link(place, session.session_id))
-            await self._hold(principal, session.session_id, None)
+        place = (principal, context_id, self.locate(routing)[1])
+        await self._database.write(self._link(place, session.session_id))
+        await self._hold(principal, session.session_id, None)
 
     def _link(self, place: Place, session_id: SessionId) -> Write:
         """Let a context use a session from now on; return the write that stores it."""
@@ -441,7 +439,9 @@ class Sessions:
                 raise InvalidParamsError.of(WORKSPACE_FIELD, "is not the id of a workspace")
             location = Location(workspace=routing.workspace_id)
             return location, f"workspace:{routing.workspace_id}"
-        directory = self._workspace.directory(routing.directory, DIRECTORY_FIELD)
+        directory = self._workspace.root
+        if routing.directory is not None:
+            directory = self._workspace.directory(routing.directory, DIRECTORY_FIELD)
         name = "" if directory == self._workspace.root else f"directory:{directory}"
         return Location(directory=directory), name
 
@@ -450,10 +450,11 @@ class Sessions:
         return known or self._remember(await self._opencode.session(session_id))
 
     def _remember(self, session: Session) -> BoundSession:
-        if not self._inside(session):
+        if not self._workspace.holds(session.directory, session.workspace_id):
             raise SessionNotFoundError  # to the caller it does not exist
         self._parents[session.id] = session.parent_id
-        self.rights.note(session)
+        if session.permission:
+            self.rights.note(session)
         bound = BoundSession(session.id, Location(directory=session.directory))
         self._known[session.id] = bound
         return bound

@@ -334,7 +334,7 @@ class Turn:
         prompted: BoundSession | None = None
         if bound is not None and self.emitted.started:
             location = Location(directory=bound.directory)
-            prompted = BoundSession(bound.session_id, location, claimed=True)
+            prompted = BoundSession(bound.session_id, location, named=True, claimed=True)
         try:
             with self._cancelable():
                 # Before OpenCode is asked for anything: an earlier turn may run in the session,
