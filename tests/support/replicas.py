@@ -35,11 +35,10 @@ class _Service(Service):
 
     server: Server
 
-    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.failed = True
-            self.why += f"{task.get_name()}: {task.exception()}\n"
-            self.server.should_exit = True
+    def end(self, part: str, error: BaseException) -> None:
+        self.failed = True
+        self.why += f"{part}: {error}\n"
+        self.server.should_exit = True
 
     why = ""
 

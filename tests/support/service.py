@@ -9,7 +9,7 @@ from typing import Protocol
 
 import httpx2
 
-from opencode_a2a.app import Service, create_app
+from opencode_a2a.app import Service
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json, JsonObject
 from tests.support import stores
@@ -85,7 +85,7 @@ async def serving(
     settings: Settings, headers: Mapping[str, str] | None = None, port: int = 0
 ) -> AsyncGenerator[Running]:
     """Run the service with these settings."""
-    app = create_app(settings)
+    app = Service(settings)
     sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
     async with (
         running(app, port, streams=app.streams) as url,

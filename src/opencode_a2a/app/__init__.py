@@ -1,10 +1,9 @@
-"""The composition root: settings become a running service.
+"""The composition root: settings become a running service. Alone in knowing every layer.
 
-Alone in knowing every layer. ``service`` starts and stops the parts in their order, ``process``
-runs the service on a socket until a signal, and ``report`` is what the service says about itself.
+To be read in this order: ``process`` runs the service on a socket until a signal, ``service``
+starts and stops everything, ``parts`` is what does the work, ``routes`` what answers requests, and
+``report`` what the service says about itself.
 """
 
-from opencode_a2a.app.process import serve
-from opencode_a2a.app.service import Service, create_app
-
-__all__ = ["Service", "create_app", "serve"]
+from opencode_a2a.app.process import serve as serve
+from opencode_a2a.app.service import Service as Service

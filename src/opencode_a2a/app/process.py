@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 
 from opencode_a2a import telemetry
 from opencode_a2a.announcement import announced
-from opencode_a2a.app.service import Service, create_app
+from opencode_a2a.app.service import Service
 from opencode_a2a.config import Settings, SettingsError, StateError, import_hint
 from opencode_a2a.opencode.process import OpenCodeStartError, UnsupportedOpenCodeError
 from opencode_a2a.store.engine import DatabaseError
@@ -62,8 +62,7 @@ async def _serve(
     ready: Callable[[], None] | None,
     tls: ServerTls | None,
 ) -> int:
-    service = create_app(settings, tls)
-    began = time.monotonic()
+    service, began = Service(settings, tls), time.monotonic()
     runner = server(
         service,
         settings.a2a.host,
@@ -73,6 +72,16 @@ async def _serve(
         grace=settings.a2a.shutdown_grace_seconds,
         lifespan="off",
     )
+
+    async def announce() -> None:
+        """Log where the service is once it listens, and then what OpenCode answers."""
+        await runner.listening.wait()
+        seconds = round(time.monotonic() - began, 3)
+        telemetry.OPERATOR.info("started", seconds=seconds, **service.report.started())
+        if facts := await service.report.opencode_answers():
+            telemetry.OPERATOR.info("opencode answers", **facts)
+        if ready is not None:
+            await asyncio.to_thread(ready)
 
     def reread() -> None:
         if tls is not None:
@@ -93,8 +102,8 @@ async def _serve(
                     stack.enter_context(
                         announced(settings.a2a.state_dir, url, accepts_token=generated)
                     )
-                announce = asyncio.create_task(_announce(service, runner.listening, began, ready))
-                stack.callback(announce.cancel)
+                announcing = asyncio.create_task(announce())
+                stack.callback(announcing.cancel)
                 await runner.serve(listeners)
                 open_tasks = await service.report.stopping(keep=signal.SIGHUP not in received)
                 with suppress(OSError):  # the terminal may be gone
@@ -105,19 +114,3 @@ async def _serve(
         if not runner.should_exit:
             raise
     return 1 if service.failed else 0
-
-
-async def _announce(
-    service: Service,
-    listening: asyncio.Event,
-    began: float,
-    ready: Callable[[], None] | None,
-) -> None:
-    """Log where the service is once it listens, and then what OpenCode answers."""
-    await listening.wait()
-    seconds = round(time.monotonic() - began, 3)
-    telemetry.OPERATOR.info("started", seconds=seconds, **service.report.started())
-    if facts := await service.report.opencode_answers():
-        telemetry.OPERATOR.info("opencode answers", **facts)
-    if ready is not None:
-        await asyncio.to_thread(ready)

@@ -6,20 +6,22 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import structlog
+
 from opencode_a2a import __version__, telemetry
+from opencode_a2a.app.parts import Parts
 from opencode_a2a.config import Settings, show
 from opencode_a2a.databases import database_file
 from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.upstream import HEALTH_SECONDS, facts
+from opencode_a2a.opencode.upstream import HEALTH_SECONDS, check_directory, facts, trouble
 from opencode_a2a.printable import program
 from opencode_a2a.server.contracts import spoken_versions
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import TaskState
-from opencode_a2a.turns.fleet import Fleet, Member
+
+logger = structlog.get_logger(__name__)
 
 MODEL_SECONDS = 60.0
 """How long the name of OpenCode's model is kept before OpenCode is asked again."""
@@ -27,26 +29,37 @@ MODEL_SECONDS = 60.0
 
 class ServiceReport:
     def __init__(
-        self,
-        settings: Settings,
-        token_file: Path,
-        fleet: Fleet,
-        tasks: TaskService,
-        streams: Streams,
-        trouble: str | None,
+        self, settings: Settings, token_file: Path, parts: Parts, streams: Streams
     ) -> None:
         self._settings = settings
         self._token_file = token_file
-        self._fleet = fleet
-        self._tasks = tasks
+        self._fleet = parts.fleet
+        self._tasks = parts.tasks
         self._streams = streams
-        self._trouble = trouble
+        self._trouble: str | None = None
         """Why no OpenCode could be used at the start, with the remedy."""
         self._model: str | None = None
+        """The model that OpenCode uses unless it is told another, as far as it is known."""
         self._model_until = 0.0
-        """The monotonic time until which the name of the model is kept."""
+        """The monotonic time until which that is kept."""
 
     # At the start and at the end
+
+    async def examine_opencodes(self) -> None:
+        """Find out why no OpenCode can be used; if only some cannot, log that."""
+        members, problems = [*self._fleet.members.values()], list[str]()
+        for member in members:
+            turns = member.turns
+            if member.upstream.managed is None:
+                problem = await trouble(turns.opencode, turns.settings)
+                if problem is None:
+                    await check_directory(turns.opencode, turns.settings)
+                    continue
+                problems.append(problem)
+                if len(members) > 1:
+                    logger.warning("OpenCode cannot be used", upstream=member.name, cause=problem)
+        if len(problems) == len(members):
+            self._trouble = problems[0]
 
     def started(self) -> dict[str, object]:
         """Return what runs here and where it is, for the record of the start."""
@@ -103,8 +116,25 @@ class ServiceReport:
         if waiting and lasting:
             notes.append(f'Answer one that waits: {program()} call "yes" --task TASK')
         for member in self._fleet.members.values():
-            own = [task.log.state for task in open_tasks if task.member is member]
-            notes += await _keep_or_stop(member, own, keep=keep)
+            own = [task.log.state.status for task in open_tasks if task.member is member]
+            asked = {status.session_id for status in own if status.state.interrupted}
+            managed = member.upstream.managed
+            if managed is None:
+                continue
+            if not (keep and managed.keepable and asked):
+                notes += ["OpenCode is stopped; its turns end as failed."] if own else []
+                continue
+            managed.keep = True
+            unwatched = {status.session_id for status in own} | member.errands.working()
+            async with OpenCode(managed.url, password=managed.password) as opencode:
+                for session_id in filter(None, unwatched - asked):
+                    with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
+                        async with asyncio.timeout(HEALTH_SECONDS):
+                            await opencode.abort_session(session_id)
+            notes.append(
+                f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the next "
+                f"start takes it over. To end it instead: kill {managed.pid}"
+            )
         return {"waiting": waiting, "working": working, "notes": notes}
 
     # While it runs
@@ -124,7 +154,18 @@ class ServiceReport:
 
     async def health(self, caller: Caller) -> JsonObject:
         """Return the body of ``/health`` for a caller."""
-        settings = self._settings
+        settings, model = self._settings, self._settings.opencode.model
+        if model is None and time.monotonic() >= self._model_until:
+            at = Location(str(settings.workspace) if settings.workspace else None)
+            opencode = self._fleet.serving(at.directory).turns.opencode
+            with suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    self._model = (await opencode.config(at=at)).model
+                    if self._model is None:
+                        connected = await opencode.connected_providers(at=at)
+                        names = (f"{p}/{m}" for p, m in connected.default.items())
+                        self._model = next(names, None)
+            self._model_until = time.monotonic() + MODEL_SECONDS
         spent = await self._tasks.budgets.spent(None if caller.supervises else caller.principal)
         budget = await self._tasks.budgets.figures(caller.principal, caller.budget)
         return {
@@ -137,7 +178,7 @@ class ServiceReport:
             },
             **self._replicas(),
             "workspace": str(settings.workspace) if settings.workspace else None,
-            "model": await self._default_model(),
+            "model": str(model) if model else self._model,
             "cost_today": round(spent.cost, 6),
             "budget": asdict(budget),
             "demo": settings.a2a.demo,
@@ -181,42 +222,3 @@ class ServiceReport:
             "replicas": [{"name": one.name, "version": one.version} for one in live],
             "upstreams": [upstreams[name] for name in sorted(upstreams)],
         }
-
-    async def _default_model(self) -> str | None:
-        """Return the model that answers unless a message names another; None if not known."""
-        if self._settings.opencode.model is not None:
-            return str(self._settings.opencode.model)
-        now = time.monotonic()
-        if now >= self._model_until:
-            at = Location(str(self._settings.workspace) if self._settings.workspace else None)
-            opencode = self._fleet.serving(at.directory).turns.opencode
-            with suppress(TimeoutError, ServiceError):
-                async with asyncio.timeout(HEALTH_SECONDS):
-                    self._model = (await opencode.config(at=at)).model
-                    if self._model is None:
-                        connected = await opencode.connected_providers(at=at)
-                        names = (f"{p}/{m}" for p, m in connected.default.items())
-                        self._model = next(names, None)
-            self._model_until = now + MODEL_SECONDS
-        return self._model
-
-
-async def _keep_or_stop(member: Member, tasks: list[TaskState], *, keep: bool) -> list[str]:
-    """Keep a managed OpenCode in which a task waits for a person; return notes on what happens."""
-    managed = member.upstream.managed
-    if managed is None:
-        return []
-    asked = {task.status.session_id for task in tasks if task.status.state.interrupted}
-    if not (keep and managed.keepable and asked):
-        return ["OpenCode is stopped; its turns end as failed."] if tasks else []
-    managed.keep = True
-    unwatched = {task.status.session_id for task in tasks} | member.errands.working()
-    async with OpenCode(managed.url, password=managed.password) as opencode:
-        for session_id in filter(None, unwatched - asked):
-            with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
-                async with asyncio.timeout(HEALTH_SECONDS):
-                    await opencode.abort_session(session_id)
-    return [
-        f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the next start "
-        f"takes it over. To end it instead: kill {managed.pid}"
-    ]

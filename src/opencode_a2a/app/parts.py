@@ -1,0 +1,171 @@
+"""The parts of the service that do its work, and the order in which they start and stop.
+
+``service`` starts them, and puts the routes in front of them. A part that runs all the time is a
+coroutine; the service ends if one of them fails (``Service.beside``).
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from opencode_a2a.config import Settings, UpstreamEntry
+from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.feed import Feed
+from opencode_a2a.opencode.upstream import upstream, withheld
+from opencode_a2a.server.push import WebhookSender
+from opencode_a2a.server.sse import Streams
+from opencode_a2a.signing import SigningKey
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import ConnectionOptions, DatabaseError, Replica
+from opencode_a2a.tasks.log import LogWriter
+from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.ownership import Ownership, RunBeside
+from opencode_a2a.tasks.readers import DurableReader
+from opencode_a2a.tasks.recovery import sweep
+from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.interrupts import SharedInterrupts
+from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
+from opencode_a2a.turns.tools import Tools
+from opencode_a2a.turns.turn import SharedTurns
+
+logger = structlog.get_logger(__name__)
+
+FEED_SILENCE_SECONDS = 35.0
+"""Longer than the pause between OpenCode's heartbeats: 10 s, before 1.4 30 s."""
+
+OfferTools = Callable[[OpenCode], Tools]
+"""Offers an OpenCode the tools for asking other agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    database: Database
+    workspace: WorkspaceRoot
+    fleet: Fleet
+    sender: WebhookSender
+    outbox: Outbox
+    tasks: TaskService
+    ownership: Ownership
+
+    async def store_and_hand_over(self, grace: float) -> None:
+        """Store what is not stored yet, and hand the tasks over to other replicas.
+
+        A database that is away is waited for during the grace period.
+        """
+        try:
+            async with asyncio.timeout(0 if self.database.fenced else grace):
+                await self.tasks.open.close()
+                await self.ownership.hand_over()
+        except (TimeoutError, StoreUnavailableError):
+            logger.error("some events could not be stored before the end")
+
+
+async def start_parts(
+    stack: AsyncExitStack,
+    settings: Settings,
+    beside: RunBeside,
+    streams: Streams,
+    key: SigningKey | None,
+    offer_tools: OfferTools | None,
+) -> Parts:
+    """Start the parts one after the other; the stack stops them in the reverse order."""
+
+    async def run(work: Coroutine[None, None, None], name: str) -> None:
+        await stack.enter_async_context(beside(work, name))
+
+    # The database.
+    replica, store = Replica(settings.replica_name, settings.replica.lease_seconds), settings.tasks
+    options = ConnectionOptions(
+        store.task_store_pooled, store.task_store_listen_url, settings.replica.poll_seconds
+    )
+    database = await stack.enter_async_context(Database(settings.database_url, replica, options))
+    await run(database.keep_lease(), "database")
+    await run(database.listen(), "listener")
+
+    # Every OpenCode: found, or started and adopted, but not followed yet.
+    allow_override = settings.a2a.allow_directory_override
+    workspace = WorkspaceRoot(settings.workspace, allow_override=allow_override)
+    hidden = withheld(settings)
+    members = [
+        await _start_member(stack, entry, own, hidden, database, workspace, offer_tools)
+        for entry, own in settings.fleet
+    ]
+    fleet = Fleet(members, database, settings.opencode.upstream_lost_seconds)
+
+    # Tasks, their logs, and the webhooks that read these.
+    sender = WebhookSender(settings.push, settings.public_url, key)
+    stack.push_async_callback(sender.aclose)
+    writer, outbox = LogWriter(database), Outbox(database, settings.push, sender)
+    readers: list[DurableReader] = [outbox]
+    tasks = TaskService(database, writer, fleet, settings.limits, outbox, readers)
+    await run(writer.run(), "writer")
+    await run(tasks.remote_logs.run(), "remote logs")
+    ownership = Ownership(database, writer, fleet, tasks.open, readers, beside)
+    parts = Parts(database, workspace, fleet, sender, outbox, tasks, ownership)
+    # To be read from below: first errands and webhooks are stopped, then the tasks are stored and
+    # handed over to other replicas, and at last the OpenCodes are given up.
+    stack.push_async_callback(ownership.close)
+    stack.push_async_callback(parts.store_and_hand_over, settings.a2a.shutdown_grace_seconds)
+    streams.on_drain.append(tasks.open.stop_waiting)
+    for reader in readers:
+        stack.push_async_callback(reader.close)
+    stack.push_async_callback(ownership.close_errands)
+
+    # Take the OpenCodes: from here on their events are followed, and their tasks recovered.
+    try:
+        await ownership.start()
+    except StoreUnavailableError:
+        text = "went away during the start; check that it runs, and start again"
+        raise DatabaseError(f"{database.name} {text}") from None
+
+    # What looks after the database, the replicas and the OpenCodes from time to time.
+    retention = settings.tasks.task_retention_days * 86_400.0
+    await run(sweep(database, retention, readers), "sweep")
+    await run(ownership.run(), "replica")
+    await run(ownership.end_streams_without_lease(), "lease")
+    await run(fleet.watch(tasks.open.lose), "watch")
+    return parts
+
+
+async def _start_member(
+    stack: AsyncExitStack,
+    entry: UpstreamEntry,
+    settings: Settings,
+    hidden: set[str],
+    database: Database,
+    workspace: WorkspaceRoot,
+    offer_tools: OfferTools | None,
+) -> Member:
+    """Start or find one OpenCode, and make the parts that work with it.
+
+    ``settings`` are its own. It is offered the tools for other agents if it can reach them.
+    """
+    behind = await stack.enter_async_context(upstream(settings, hidden))
+    opencode = await stack.enter_async_context(
+        OpenCode(
+            behind.url,
+            username=behind.username,
+            password=behind.password,
+            timeout=settings.opencode.timeout,
+            max_concurrent_requests=settings.opencode.max_concurrent_requests,
+        )
+    )
+    if database.replica is not None:
+        opencode.before_change = database.wait_for_lease
+
+    def make() -> tuple[SharedTurns, Errands]:
+        feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
+        claim = settings.tasks.pending_session_claim_ttl_seconds
+        sessions = Sessions(database, opencode, workspace, claim, entry.name)
+        interrupts = SharedInterrupts(database, opencode, settings)
+        tools = offer_tools(opencode) if offer_tools and settings.opencode_is_here else None
+        turns = SharedTurns(settings, opencode, feed, sessions, interrupts, tools)
+        return turns, Errands(database, feed, interrupts, sessions.rights)
+
+    return Member(entry, behind, make)

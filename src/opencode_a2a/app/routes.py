@@ -1,0 +1,63 @@
+"""The routes of the service: cards, both bindings of A2A with the methods beyond it, OpenAPI."""
+
+from starlette.routing import BaseRoute
+
+from opencode_a2a.a2a.types import Version
+from opencode_a2a.app.parts import Parts
+from opencode_a2a.clock import now_ms
+from opencode_a2a.config import Settings
+from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.extensions.call import Deps
+from opencode_a2a.extensions.dispatch import Dispatcher
+from opencode_a2a.opencode.client import Location
+from opencode_a2a.peers.network import Egress, Fetcher
+from opencode_a2a.server.card import Cards, OpenCodeSkill
+from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
+from opencode_a2a.server.http import BindingOptions
+from opencode_a2a.server.jsonrpc import RpcBinding
+from opencode_a2a.server.openapi import openapi_routes
+from opencode_a2a.server.operations import Operations
+from opencode_a2a.server.rest import RestBinding
+from opencode_a2a.server.sse import Streams
+from opencode_a2a.signing import SigningKeys
+
+
+def protocol_routes(
+    settings: Settings, parts: Parts, streams: Streams, keys: SigningKeys | None
+) -> list[BaseRoute]:
+    """Return the routes; calls that other replicas may forward are declared here too."""
+    fetch = Fetcher(settings.a2a, Egress(lookups=parts.sender.lookups))
+    deps = Deps(
+        fleet=parts.fleet,
+        workspace=parts.workspace,
+        tasks=parts.tasks,
+        outbox=parts.outbox,
+        defaults=settings.opencode,
+        fetch=fetch,
+    )
+    methods = Dispatcher(EXTENSIONS, deps, settings)
+
+    async def agents() -> list[OpenCodeSkill]:
+        at = Location(str(settings.workspace) if settings.workspace else None)
+        opencode = parts.fleet.serving(at.directory).turns.opencode
+        found, commands = await opencode.agents(at=at), await opencode.commands(at=at)
+        return [
+            *(OpenCodeSkill("agent", a.name, a.description) for a in found if a.selectable),
+            *(OpenCodeSkill("command", one.name, one.description) for one in commands),
+        ]
+
+    cards = Cards(settings, now_ms(), agents, keys)
+    operations = Operations(parts.tasks, cards, fetch, parts.outbox, parts.sender)
+    options = BindingOptions(
+        Version(settings.a2a.protocol_version),
+        settings.stream,
+        streams,
+        EXTENSION_NAMES,
+        spoken_versions(settings),
+    )
+    return [
+        RpcBinding(operations, methods, options).route(),
+        *cards.routes(),
+        *openapi_routes(settings),
+        *RestBinding(operations, cards, options).routes(),
+    ]
