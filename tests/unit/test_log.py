@@ -6,9 +6,10 @@ import uuid
 import weakref
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +19,12 @@ from sqlalchemy.schema import CreateTable
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings, UpstreamEntry
-from opencode_a2a.errors import LimitExceededError, StreamEndedError, UpstreamUnreachableError
+from opencode_a2a.errors import (
+    LimitExceededError,
+    StoreUnavailableError,
+    StreamEndedError,
+    UpstreamUnreachableError,
+)
 from opencode_a2a.events import (
     Finished,
     Interrupted,
@@ -642,7 +648,7 @@ class StateList(DurableReader):
 
     async def give_up(self, upstream: str) -> None:
         # Without a time limit: no other replica may continue before these have stopped.
-        left = await self._database.write_until_stored(self._unended, [upstream])
+        left = await self._database.read_until_available(self._unended, [upstream])
         await self._stop([row.no for row, _ in left])
 
     def unread(self) -> sa.ColumnElement[bool]:
@@ -683,14 +689,16 @@ class StateList(DurableReader):
         while not ended:
             log, changes = find(), list[Entry]()
             try:
-                if log is not None and (entry := await log.next_change(place)):
-                    changes = [entry]
+                with suppress(ChangesInStoreError):
+                    if log is not None and (entry := await log.next_change(place)):
+                        changes = [entry]
+                del log
+                changes = changes or await stored_changes(self._database, no, ref, place)
             except StreamEndedError:  # the log has moved: another replica continues
                 return
-            except ChangesInStoreError:
-                pass
-            del log
-            changes = changes or await stored_changes(self._database, no, ref, place)
+            except StoreUnavailableError:
+                await asyncio.sleep(0.01)  # in the service, longer with each failure
+                continue
             new = [one.status.state for one in changes if one.status is not None]
             ended = not changes or new[-1].terminal
             place = changes[-1].seq if changes else place
@@ -789,6 +797,26 @@ async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
             ended.no: ["working", "canceled"],
             waiting.no: ["working", "completed"],
         }
+
+
+async def test_a_durable_reader_outlives_an_outage_of_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
+        log, read, outages = await desk.task("m1"), desk.database.read, iter(range(2))
+        await listed.close()
+        await log.append([Started(), Finished(Outcome.COMPLETED)])
+
+        async def away(*asked: Any) -> Any:
+            if next(outages, None) is not None:
+                raise StoreUnavailableError(operation="reading")
+            return await read(*asked)
+
+        await listed.recover({}, None)
+        monkeypatch.setattr(desk.database, "read", away)
+        await listed.following[log.no]
+
+        assert await listed_states(desk) == {log.no: ["working", "completed"]}
 
 
 def asked_and_answered(no: int) -> tuple[Interrupted, Resumed]:

@@ -27,7 +27,6 @@ from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store import webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
@@ -76,9 +75,9 @@ class Sent:
 
 
 class Desk:
-    def __init__(self, database: Database, settings: PushSettings, retries: RetryTimes) -> None:
+    def __init__(self, database: Database, settings: PushSettings) -> None:
         self.database, self.sent = database, Sent()
-        self.outbox = Outbox(database, settings, self.sent, retries)
+        self.outbox = Outbox(database, settings, self.sent)
         self.writer = LogWriter(database)
         self._numbers = itertools.count()
         # No task is started, so that no turns are needed.
@@ -124,14 +123,16 @@ class Desk:
 @asynccontextmanager
 async def desk(retries: RetryTimes = QUICK, **settings: float) -> AsyncGenerator[Desk]:
     async with Database("sqlite://") as database:
-        one = Desk(database, PushSettings.model_validate(settings), retries)
+        one = Desk(database, PushSettings.model_validate(settings))
         writing = asyncio.create_task(one.writer.run())
-        try:
-            yield one
-        finally:
-            await one.outbox.close()
-            writing.cancel()
-            await asyncio.wait([writing])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "RETRIES", retries)
+            try:
+                yield one
+            finally:
+                await one.outbox.close()
+                writing.cancel()
+                await asyncio.wait([writing])
 
 
 def asked(number: int) -> Interrupted:
@@ -393,9 +394,8 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
 @pytest.mark.requirement("I21")
 async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_told() -> None:
     def sweep(connection: Connection) -> int:
-        return task_rows.forget_logs(
-            connection, [*TERMINAL], now_ms() + 1000, 10, [webhooks.unread()]
-        )
+        unread = it.outbox.unread()
+        return task_rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10, [unread])
 
     async with desk() as it:
         it.sent.outcome = Receipt("http_503")
@@ -416,6 +416,22 @@ async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_t
 
         (told,) = it.sent.told
         assert (told.seq, told.ends, type(told.what).__name__) == (3, True, "TaskState")
+
+
+async def test_no_log_is_kept_for_webhooks_that_are_switched_off() -> None:
+    async with desk() as it:
+        it.sent.outcome = Receipt("http_503")
+        log = await it.task()
+        await log.append([Started(), DONE])
+        await it.sent.until(1)
+        off = Outbox(it.database, PushSettings(enabled=False), it.sent)
+
+        def sweep(connection: Connection, reader: Outbox) -> int:
+            later = now_ms() + 1000
+            return task_rows.forget_logs(connection, [*TERMINAL], later, 10, [reader.unread()])
+
+        assert await it.database.write(sweep, it.outbox) == 0
+        assert await it.database.write(sweep, off) == 1
 
 
 async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Path) -> None:

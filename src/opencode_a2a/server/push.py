@@ -2,7 +2,7 @@
 
 ``tasks.outbox`` decides what is sent and when, and what follows from the outcome. A receiver is a
 stranger: the connection goes to the very address that was checked, no redirect is followed, no
-cookie is kept, and only the status of its answer counts.
+cookie is kept, and only the status of its response counts.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import orjson
 
 from opencode_a2a import __version__
 from opencode_a2a.a2a import render
-from opencode_a2a.a2a.encoding import V03, V1
+from opencode_a2a.a2a.encoding import V03
 from opencode_a2a.a2a.types import SIGNING_KEY, VERSION_HEADER, Version
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import InvalidParamsError
@@ -44,9 +44,9 @@ from opencode_a2a.telemetry import trace_headers
 
 LOOKUP_SECONDS = 2.0
 """Time limit for resolving the host of a new webhook; it is checked again for each attempt."""
-ANSWER_BYTES = 4096
-ANSWER_SECONDS = 1.0
-"""How much of an answer is read, and for how long, so that the connection can be used again."""
+RESPONSE_BYTES = 4096
+RESPONSE_SECONDS = 1.0
+"""How much of a response is read, and for how long, so that the connection can be used again."""
 TASK_BYTES = 2**20
 """A larger task is sent to a receiver of 0.3 without artifacts and history."""
 TOKEN_HEADERS = ("X-A2A-Notification-Token", "A2A-Notification-Token")
@@ -108,8 +108,8 @@ class WebhookSender:
                     response = await stack.enter_async_context(sent)
                 if response.is_success:
                     with suppress(TimeoutError, httpx2.HTTPError):
-                        async with asyncio.timeout(ANSWER_SECONDS):
-                            await read(response, ANSWER_BYTES)
+                        async with asyncio.timeout(RESPONSE_SECONDS):
+                            await read(response, RESPONSE_BYTES)
                 return _outcome(response)
         except (TimeoutError, httpx2.TimeoutException) as error:
             return Receipt("timeout", away=isinstance(error, httpx2.ConnectTimeout))
@@ -158,7 +158,7 @@ def _body(notification: Notification) -> bytes:
     """Return a stream event for a receiver of 1.0, and the whole task for one of 0.3."""
     match notification.what:
         case Entry() as entry:
-            return V1.entry(entry, notification.ref) or b"{}"
+            return orjson.dumps(render.update(entry, notification.ref))
         case TaskState() as state if notification.whole:
             body = orjson.dumps(V03.result(render.task(state)))
             if len(body) > TASK_BYTES:

@@ -1,7 +1,7 @@
 """Webhooks: each change of a task's state is sent to the URLs that its caller has set.
 
 ``Outbox`` is a durable reader of the logs (``readers.DurableReader``). A webhook gets the changes
-of a task in the order of the log, one at a time, each once it is stored. Its place moves on when
+of a task in the order of the log, one at a time, each once it is stored. Its position moves on when
 the receiver has taken a change, so a crash can repeat a notification, under the same id, and loses
 none. Webhooks slow nobody: growing text does not wake them, and changes that a receiver has not
 taken stay in the log.
@@ -22,6 +22,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import sqlalchemy as sa
 import structlog
 from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
@@ -83,7 +84,7 @@ class Notification:
 
     ref: TaskRef
     seq: int
-    """The place of the webhook once the receiver has taken it."""
+    """The position of the webhook once the receiver has taken it."""
     ends: bool
     """Whether it is the last one of the task."""
     what: Entry | TaskState
@@ -121,13 +122,12 @@ class Destination:
     thousand webhooks to a dead receiver cost no more than one.
     """
 
-    def __init__(self, retries: RetryTimes) -> None:
+    def __init__(self) -> None:
         self.failures = 0
         """How many attempts in a row did not reach the host; above 0 one tries at a time."""
         self.outcome = ""
         """The name of the last such attempt's outcome."""
-        self._retries = retries
-        self._room = asyncio.Semaphore(AT_ONCE_PER_RECEIVER)
+        self._slots = asyncio.Semaphore(AT_ONCE_PER_RECEIVER)
         self._alone = asyncio.Lock()
         """Held by the webhook that tries."""
         self._tried_at = self._next_at = 0.0
@@ -141,21 +141,24 @@ class Destination:
         return max(0.0, self._next_at - asyncio.get_running_loop().time())
 
     async def enter(self, stack: AsyncExitStack) -> bool:
-        """Wait for leave to send, which the stack gives back; False if the host went away."""
+        """Wait until a notification may be sent, and occupy a slot until the stack is closed.
+
+        Return False if the host became unreachable meanwhile.
+        """
         while self.failures:
             # First come, first served; a webhook that gives up here makes way for the next.
-            async with AsyncExitStack() as place:
-                await place.enter_async_context(self._alone)
+            async with AsyncExitStack() as slot:
+                await slot.enter_async_context(self._alone)
                 while self.failures and (seconds := self.wait):
                     self._sooner.clear()
                     await wait(self._sooner, seconds)
                 if self.failures:
-                    stack.push_async_exit(place.pop_all())
+                    stack.push_async_exit(slot.pop_all())
                     return True
-        async with AsyncExitStack() as place:
-            await place.enter_async_context(self._room)
+        async with AsyncExitStack() as slot:
+            await slot.enter_async_context(self._slots)
             if not self.failures:
-                stack.push_async_exit(place.pop_all())
+                stack.push_async_exit(slot.pop_all())
             return not self.failures
 
     def note(self, outcome: Receipt, failures: int) -> None:
@@ -166,7 +169,7 @@ class Destination:
         elif self.failures == failures:  # several that were under way count once
             self.failures += 1
             self.outcome = outcome.name
-            self._next_at = self._tried_at + self._retries.after(self.failures)
+            self._next_at = self._tried_at + RETRIES.after(self.failures)
 
     def hurry(self, after: float = 0.0) -> None:
         """Bring the next attempt forward to so many seconds after the last one."""
@@ -174,134 +177,31 @@ class Destination:
         self._sooner.set()
 
 
-@dataclass(eq=False, slots=True)
-class Delivery:
-    """A webhook that is being served."""
-
-    row: HookRow
-    """As it is stored; ``acked`` is its place in the log."""
-    destination: Destination
-    log: Callable[[], ReadableLog | None]
-    """Returns the log; None if the task has ended and its log is no longer in memory."""
-    ahead: deque[Entry] = field(default_factory=deque[Entry])
-    """The next changes, if they were read from the store."""
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Ends a pause: a person wants another attempt."""
-    running: asyncio.Task[None] | None = None
-
-    def cancel(self) -> None:
-        if self.running is not None:
-            self.running.cancel()
-
-    async def pause(self, seconds: float) -> None:
-        """Wait before the next attempt."""
-        if seconds > 0:
-            await wait(self.hurry, seconds)
-        self.hurry.clear()
-
-
 class Outbox(DurableReader):
-    """Serves the webhooks of the tasks that this replica runs."""
+    """The webhooks of the tasks that this replica runs: sets them, and starts their delivery."""
 
-    def __init__(
-        self,
-        database: Database,
-        settings: PushSettings,
-        sender: Sender,
-        retries: RetryTimes | None = None,
-    ) -> None:
+    def __init__(self, database: Database, settings: PushSettings, sender: Sender) -> None:
         self.settings = settings
-        self._database = database
-        self._sender = sender
-        self._retries = retries or RETRIES
-        self._deliveries: dict[tuple[int, str], Delivery] = {}
-        """The webhooks that are being served, by task number and id."""
-        self._pending: dict[int, float] = {}
+        self.database = database
+        self.sender = sender
+        self.pending: dict[int, float] = {}
         """When each webhook got a notification that its receiver has not taken, by its number."""
-        self._room = asyncio.Semaphore(AT_ONCE)
-        self._rooms: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
+        self.slots = asyncio.Semaphore(AT_ONCE)
+        self._slots_by_principal: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
             weakref.WeakValueDictionary()
         )
-        """Places for notifications of each caller."""
         self._destinations: weakref.WeakValueDictionary[tuple[str, str], Destination] = (
             weakref.WeakValueDictionary()
         )
         """By caller and origin (scheme, host and port), for as long as a webhook goes there."""
-        metrics.PUSH_PENDING.set_function(lambda: len(self._pending))
+        self._deliveries: dict[tuple[int, str], WebhookDelivery] = {}
+        """By task number and id of the webhook."""
+        metrics.PUSH_PENDING.set_function(lambda: len(self.pending))
         metrics.PUSH_OLDEST.set_function(
-            lambda: time.monotonic() - min(self._pending.values(), default=time.monotonic())
+            lambda: time.monotonic() - min(self.pending.values(), default=time.monotonic())
         )
 
     # Configurations
-
-    def _store(
-        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int = 0
-    ) -> HookRow:
-        """Store a webhook in the transaction of the connection; raise LimitExceededError."""
-        self._check_room(connection, task_no, ref, _config_id(config, ref) or "")
-        return self._put(connection, task_no, ref, config, acked)
-
-    def _put(
-        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int
-    ) -> HookRow:
-        row = HookRow(
-            task_no=task_no,
-            config_id=_config_id(config, ref) or str(uuid4()),
-            key=secrets.token_hex(8),
-            principal=ref.principal,
-            version=config.version,
-            url=config.url,
-            acked=acked,
-            scheme=config.scheme,
-            credentials=config.credentials,
-            token=config.token,
-        )
-        return webhooks.put(connection, row)
-
-    async def check_room(self, log: ReadableLog, config: PushConfig) -> None:
-        """Raise LimitExceededError if a message may not bring this webhook to its task."""
-
-        def check(connection: Connection) -> None:
-            if _served(connection, log, config) is None:
-                named = _config_id(config, log.ref) or ""
-                self._check_room(connection, log.no, log.ref, named)
-
-        await self._database.read(check)
-
-    def storing(self, log: ReadableLog, config: PushConfig) -> Callable[[Connection], Begin | None]:
-        """Return the write that stores a webhook together with the message that brings it.
-
-        The webhook is sent the changes after the message. The write returns the function that
-        begins to serve it, or None if an equal webhook is already served. It raises nothing,
-        since the same transaction stores entries of other tasks: call ``check_room`` before.
-        """
-        acked = _last_change(log.state)
-
-        def write(connection: Connection) -> Begin | None:
-            served = _served(connection, log, config)
-            if served is not None:
-                return None if self._serves(served) else lambda log: self._begin(served, log)
-            row = self._put(connection, log.no, log.ref, config, acked)
-            return lambda log: self._begin(row, log)
-
-        return write
-
-    def _check_room(
-        self, connection: Connection, task_no: int, ref: TaskRef, config_id: str
-    ) -> None:
-        of_task, mine = webhooks.counts(connection, task_no, config_id, ref.principal)
-        if of_task >= self.settings.max_per_task:
-            raise LimitExceededError(
-                "The task has as many push notification configurations as it may have; "
-                "delete one, or replace one by its id",
-                limit=self.settings.max_per_task,
-            )
-        if mine >= self.settings.max_per_principal:
-            raise LimitExceededError(
-                "Too many push notification configurations are in use; wait for tasks to end, or "
-                "delete some",
-                limit=self.settings.max_per_principal,
-            )
 
     async def put(self, log: ReadableLog, config: PushConfig, *, anew: bool = True) -> HookRow:
         """Set a webhook, and send it the changes of the task from now on.
@@ -316,25 +216,85 @@ class Outbox(DurableReader):
         acked = last - 1 if present else last
 
         def write(connection: Connection) -> tuple[HookRow, bool]:
-            served = None if anew else _served(connection, log, config)
-            if served is not None:
-                return served, False
-            return self._store(connection, log.no, log.ref, config, acked), True
+            equal = None if anew else _find_equal(connection, log, config)
+            if equal is not None:
+                return equal, False
+            self._check_limits(connection, log.no, log.ref, config)
+            return _insert(connection, log.no, log.ref, config, acked), True
 
-        def serve(stored: tuple[HookRow, bool]) -> None:
+        def start(stored: tuple[HookRow, bool]) -> None:
             row, new = stored
-            # An equal one that nobody serves was stored by a message that failed afterwards.
-            if new or not self._serves(row):
-                self._begin(row, log)
+            # An equal one that is not delivered was stored by a message that failed afterwards.
+            if new or not self._is_delivering(row):
+                self._start_new(row, log)
 
         # The caller may have gone away by the time it is stored.
-        stored = await self._database.write_in_time(write, serve)
-        serve(stored)
+        stored = await self.database.write_in_time(write, start)
+        start(stored)
         return stored[0]
+
+    def insert(
+        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig
+    ) -> Begin:
+        """Store a webhook with a new task; return the function that starts its delivery.
+
+        Raise LimitExceededError, which refuses the task.
+        """
+        self._check_limits(connection, task_no, ref, config)
+        row = _insert(connection, task_no, ref, config, acked=0)
+        return lambda log: self._start_new(row, log)
+
+    def inserting(
+        self, log: ReadableLog, config: PushConfig
+    ) -> Callable[[Connection], Begin | None]:
+        """Return the write that stores a webhook with a message on an existing task.
+
+        The webhook is sent the changes after the message. The write returns the function that
+        starts its delivery, or None if an equal webhook is being delivered. It raises nothing,
+        since the same transaction stores entries of other tasks: call ``check_limits`` before.
+        """
+        acked = _last_change(log.state)
+
+        def write(connection: Connection) -> Begin | None:
+            row = _find_equal(connection, log, config)
+            if row is None:
+                row = _insert(connection, log.no, log.ref, config, acked)
+            elif self._is_delivering(row):
+                return None
+            return lambda log: self._start_new(row, log)
+
+        return write
+
+    async def check_limits(self, log: ReadableLog, config: PushConfig) -> None:
+        """Raise LimitExceededError if a message may not bring this webhook to its task."""
+
+        def check(connection: Connection) -> None:
+            if _find_equal(connection, log, config) is None:
+                self._check_limits(connection, log.no, log.ref, config)
+
+        await self.database.read(check)
+
+    def _check_limits(
+        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig
+    ) -> None:
+        config_id = _config_id(config, ref) or ""
+        of_task, mine = webhooks.counts(connection, task_no, config_id, ref.principal)
+        if of_task >= self.settings.max_per_task:
+            raise LimitExceededError(
+                "The task has as many push notification configurations as it may have; "
+                "delete one, or replace one by its id",
+                limit=self.settings.max_per_task,
+            )
+        if mine >= self.settings.max_per_principal:
+            raise LimitExceededError(
+                "Too many push notification configurations are in use; wait for tasks to end, or "
+                "delete some",
+                limit=self.settings.max_per_principal,
+            )
 
     async def of_task(self, log: ReadableLog) -> list[HookRow]:
         """Return the webhooks of a task, oldest first."""
-        return await self._database.read(webhooks.of_task, log.no)
+        return await self.database.read(webhooks.of_task, log.no)
 
     async def find(self, log: ReadableLog, config_id: str | None) -> HookRow:
         """Return a webhook of a task, or its oldest; raise TaskNotFoundError."""
@@ -342,7 +302,7 @@ class Outbox(DurableReader):
 
     async def delete(self, log: ReadableLog, config_id: str) -> None:
         """Delete a webhook, if it is there, and stop sending to it."""
-        if await self._database.write(webhooks.delete, log.no, config_id):
+        if await self.database.write(webhooks.delete, log.no, config_id):
             AUDIT.info("webhook deleted", principal=log.ref.principal, task_id=log.ref.id)
         if (delivery := self._deliveries.pop((log.no, config_id), None)) is not None:
             delivery.cancel()
@@ -351,7 +311,7 @@ class Outbox(DurableReader):
         self, principal: Principal, task_id: str | None, most: int
     ) -> list[tuple[str, HookRow]]:
         """Return the webhooks of a caller with the ids of their tasks, newest first."""
-        found = await self._database.read(webhooks.page, principal, task_id, most)
+        found = await self.database.read(webhooks.page, principal, task_id, most)
 
         def shown(row: HookRow) -> HookRow:
             delivery = self._deliveries.get((row.task_no, row.config_id))
@@ -367,8 +327,7 @@ class Outbox(DurableReader):
         delivery = self._deliveries.get((log.no, config_id))
         if delivery is not None and delivery.row.state == "active":
             delivery.row = _afresh(delivery.row)  # stored with the next outcome
-            delivery.hurry.set()
-            delivery.destination.hurry()
+            delivery.hurry()
             return
 
         def again(connection: Connection) -> HookRow:
@@ -379,177 +338,215 @@ class Outbox(DurableReader):
                 webhooks.update(connection, row)
             return row
 
-        def serve(row: HookRow) -> None:
+        def start(row: HookRow) -> None:
             if row.state != "done":
-                self._serve(row, log)
+                self._start_delivery(row, log)
 
-        serve(await self._database.write_in_time(again, serve))
+        start(await self.database.write_in_time(again, start))
 
     # The life of a durable reader
 
     def admit(
         self, connection: Connection, task_no: int, ref: TaskRef, push: PushConfig | None
     ) -> Begin | None:
-        if push is None:
-            return None
-        row = self._store(connection, task_no, ref, push)
-        return lambda log: self._begin(row, log)
+        return None if push is None else self.insert(connection, task_no, ref, push)
 
     async def recover(
         self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
     ) -> None:
         if self.settings.enabled:
-            for row in await self._database.read(webhooks.active, handed_over):
-                self._serve(row, logs.get(row.task_no))
+            for row in await self.database.read(webhooks.active, handed_over):
+                self._start_delivery(row, logs.get(row.task_no))
 
     async def give_up(self, upstream: str) -> None:
         # Without a time limit: no other replica may continue before these have stopped.
-        rows = await self._database.read_until_available(webhooks.active, [upstream])
-        places = {(row.task_no, row.config_id) for row in rows}
-        await self._stop([it for place, it in self._deliveries.items() if place in places])
+        rows = await self.database.read_until_available(webhooks.active, [upstream])
+        keys = {(row.task_no, row.config_id) for row in rows}
+        await self._stop([one for key, one in self._deliveries.items() if key in keys])
 
     def unread(self) -> ColumnElement[bool]:
-        return webhooks.unread()
+        return webhooks.unread() if self.settings.enabled else sa.false()
 
     async def close(self) -> None:
         await self._stop(self._deliveries.values())
 
-    async def _stop(self, deliveries: Iterable[Delivery]) -> None:
-        running = [it.running for it in deliveries if it.running is not None]
+    async def _stop(self, deliveries: Iterable["WebhookDelivery"]) -> None:
+        running = [one.running for one in deliveries if one.running is not None]
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    # Receipt
+    # Deliveries
 
-    async def serve_stored(self, log: ReadableLog) -> None:
-        """Serve the webhooks of a task that are stored, and that nobody serves yet."""
+    async def start_stored(self, log: ReadableLog) -> None:
+        """Start the delivery of webhooks of a task that are stored and not delivered yet."""
         for row in await self.of_task(log):
-            if row.state == "active" and not self._serves(row):
-                self._begin(row, log)
+            if row.state == "active" and not self._is_delivering(row):
+                self._start_new(row, log)
 
-    def _serves(self, row: HookRow) -> bool:
+    def _is_delivering(self, row: HookRow) -> bool:
         delivery = self._deliveries.get((row.task_no, row.config_id))
         return delivery is not None and delivery.row.no == row.no
 
-    def _begin(self, row: HookRow, log: ReadableLog) -> None:
-        """Serve a webhook that has just been set, in place of one with the same id."""
+    def _start_new(self, row: HookRow, log: ReadableLog) -> None:
+        """Start the delivery of a webhook that was just set, in place of one with the same id."""
         host = urlsplit(row.url).hostname
         AUDIT.info("webhook set", principal=row.principal, task_id=log.ref.id, host=host)
-        self._serve(row, log)
+        self._start_delivery(row, log)
 
-    def _serve(self, row: HookRow, log: ReadableLog | None) -> None:
-        place = (row.task_no, row.config_id)
-        if place in self._deliveries:
-            self._deliveries[place].cancel()
-        # A weak reference: a log holds the whole task, and is not kept for a receiver that is away.
-        parts = urlsplit(row.url)
-        where = (row.principal, f"{parts.scheme}://{parts.netloc}")
-        destination = self._destinations.setdefault(where, Destination(self._retries))
-        it = Delivery(row, destination, _no_log if log is None else weakref.ref(log))
-        it.running = asyncio.create_task(self._deliver(it), name=f"webhook {row.no}")
-        self._deliveries[place] = it
+    def _start_delivery(self, row: HookRow, log: ReadableLog | None) -> None:
+        key = (row.task_no, row.config_id)
+        if key in self._deliveries:
+            self._deliveries[key].cancel()
+        url = urlsplit(row.url)
+        receiver = (row.principal, f"{url.scheme}://{url.netloc}")
+        delivery = WebhookDelivery(
+            self,
+            row,
+            # A weak reference: a log holds the whole task, and is not kept for a receiver that is
+            # away.
+            (lambda: None) if log is None else weakref.ref(log),
+            self._destinations.setdefault(receiver, Destination()),
+            self._slots_by_principal.setdefault(
+                row.principal, asyncio.Semaphore(AT_ONCE_PER_PRINCIPAL)
+            ),
+        )
+        delivery.running = asyncio.create_task(delivery.run(), name=f"webhook {row.no}")
+        self._deliveries[key] = delivery
 
         def ended(_: asyncio.Task[None]) -> None:
-            self._pending.pop(row.no, None)
-            if self._deliveries.get(place) is it:
-                del self._deliveries[place]
+            self.pending.pop(row.no, None)
+            if self._deliveries.get(key) is delivery:
+                del self._deliveries[key]
 
-        it.running.add_done_callback(ended)
+        delivery.running.add_done_callback(ended)
 
-    async def _deliver(self, it: Delivery) -> None:
+
+@dataclass(eq=False, slots=True)
+class WebhookDelivery:
+    """Sends the changes of a task to one webhook, in a task of its own."""
+
+    outbox: Outbox
+    row: HookRow
+    """As it is stored; ``acked`` is its position in the log."""
+    log: Callable[[], ReadableLog | None]
+    """Returns the log; None if the task has ended and its log is no longer in memory."""
+    destination: Destination
+    slots: asyncio.Semaphore
+    """For notifications of the same caller."""
+    running: asyncio.Task[None] | None = None
+    _ahead: deque[Entry] = field(default_factory=deque[Entry])
+    """The next changes, if they were read from the store."""
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends a pause: a person wants another attempt."""
+
+    def cancel(self) -> None:
+        if self.running is not None:
+            self.running.cancel()
+
+    def hurry(self) -> None:
+        """Have the next attempt made at once."""
+        self._hurry.set()
+        self.destination.hurry()
+
+    async def run(self) -> None:
         """Send one change after the other, until the last is taken or the receiver is given up."""
-        wait, faults = 0.0, 0
-        if it.row.next_at is not None:  # by the wall clock, which may have been set since
-            wait = min(max(0.0, (it.row.next_at - now_ms()) / 1000), self._retries.longest)
-        while it.row.state == "active":
-            await it.pause(wait)
+        pause, faults = 0.0, 0
+        if self.row.next_at is not None:  # by the wall clock, which may have been set since
+            pause = min(max(0.0, (self.row.next_at - now_ms()) / 1000), RETRIES.longest)
+        while self.row.state == "active":
+            if pause > 0:
+                await wait(self._hurry, pause)
+            self._hurry.clear()
             try:
-                attempt = await self._attempt(it)
+                attempt = await self._attempt()
             except StreamEndedError:  # the log has moved, and so has this webhook
                 return
             except StoreUnavailableError:
-                wait = self._retries.first
+                pause = RETRIES.first
             except Exception:
                 # Whatever is wrong, no notification may be lost for it.
-                logger.exception("webhook not served, trying again", webhook=it.row.no)
+                logger.exception("webhook not served, trying again", webhook=self.row.no)
                 faults += 1
-                wait = self._retries.after(faults)
+                pause = RETRIES.after(faults)
             else:
                 if attempt is None:
                     return
-                wait, faults = attempt, 0
+                pause, faults = attempt, 0
 
-    async def _attempt(self, it: Delivery) -> float | None:
+    async def _attempt(self) -> float | None:
         """Make one attempt to send the next change; return how long to wait before another.
 
         None if the webhook or its task was deleted.
         """
-        entry, log = (it.ahead[0] if it.ahead else None), it.log()
+        outbox, database = self.outbox, self.outbox.database
+        entry, log = (self._ahead[0] if self._ahead else None), self.log()
         if entry is None and log is not None:
             with suppress(ChangesInStoreError):  # ``_notification`` reads them
-                entry = await log.next_change(it.row.acked)
+                entry = await log.next_change(self.row.acked)
         del log
-        self._pending.setdefault(it.row.no, time.monotonic())
+        outbox.pending.setdefault(self.row.no, time.monotonic())
         notification = None
-        async with AsyncExitStack() as place:
-            if not await self._enter(it, place):
+        async with AsyncExitStack() as slot:
+            if not await self._wait_for_slot(slot):
                 return None
-            failures = it.destination.failures
+            failures = self.destination.failures
             try:
-                notification = await self._notification(it, entry)
+                notification = await self._notification(entry)
                 if notification is None:
                     return None
-                log = it.log()
-                if log is not None and notification.what.status is not None and not it.row.attempts:
+                log, status = self.log(), notification.what.status
+                if log is not None and status is not None and not self.row.attempts:
                     # Before it is sent: a person may answer before the receiver has replied. A
                     # repeated attempt shows nothing new.
-                    log.note_seen(notification.what.status)
+                    log.note_seen(status)
                 del log
-                if self._database.census.has_others:
+                if database.census.has_others:
                     # A replica that was suspended while another took over must not repeat the
                     # notifications of its successor.
-                    await self._database.check_writable("telling of")
-                outcome = await self._sender.send(it.row, notification)
-                it.destination.note(outcome, failures)
+                    await database.check_writable("telling of")
+                outcome = await outbox.sender.send(self.row, notification)
+                self.destination.note(outcome, failures)
             except StoreUnavailableError:
                 raise
             except Exception:
-                logger.exception("notification not sent, trying again", webhook=it.row.no)
+                logger.exception("notification not sent, trying again", webhook=self.row.no)
                 outcome = Receipt("error")
-        metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
-        before = it.row
-        row, wait = self._after(before, notification, outcome)
-        if not await self._database.write_until_stored(webhooks.update, row):
+        # One label for a hundred HTTP statuses.
+        name = outcome.name
+        metrics.PUSH_ATTEMPTS.labels(f"{name[:6]}xx" if name.startswith("http_") else name).inc()
+        before = self.row
+        row, pause = self._after(before, notification, outcome)
+        if not await database.write_until_stored(webhooks.update, row):
             return None
         # A retry that was asked for meanwhile counts from this outcome.
-        it.row = row if it.row is before or row.state == "done" else _afresh(row)
+        self.row = row if self.row is before or row.state == "done" else _afresh(row)
         if outcome.ok:
-            self._pending.pop(row.no, None)
-            while it.ahead and it.ahead[0].seq <= row.acked:
-                it.ahead.popleft()
+            outbox.pending.pop(row.no, None)
+            while self._ahead and self._ahead[0].seq <= row.acked:
+                self._ahead.popleft()
         if row.state != "active":
             ended = "stopped" if outcome.gone else row.state
             metrics.PUSH_ENDED.labels(ended).inc()
             if ended != "done":
                 task = None
                 with suppress(StoreUnavailableError):
-                    task = await self._database.read(tasks.load_by_number, row.task_no)
+                    task = await database.read(tasks.load_by_number, row.task_no)
                 AUDIT.info(
                     f"webhook {ended}",
                     principal=row.principal,
                     task_id=task and task.id,
-                    outcome=outcome.name,
+                    outcome=name,
                 )
-        return wait
+        return pause
 
-    async def _notification(self, it: Delivery, entry: Entry | None) -> Notification | None:
+    async def _notification(self, entry: Entry | None) -> Notification | None:
         """Return the next notification; None if the task was deleted."""
-        row, ahead = it.row, it.ahead
-        if (log := it.log()) is not None:
+        row, database = self.row, self.outbox.database
+        if (log := self.log()) is not None:
             state = await log.firm_state()
         else:
-            found = await self._database.read(tasks.load_by_number, row.task_no)
+            found = await database.read(tasks.load_by_number, row.task_no)
             if found is None:
                 return None
             state = load_task(found)
@@ -557,40 +554,40 @@ class Outbox(DurableReader):
             seq = state.state_changes[-1].seq if state.state_changes else state.seq
             return Notification(state.ref, seq, state.status.state.terminal, state, whole=True)
         if entry is None:
-            ahead.extend(await stored_changes(self._database, row.task_no, state.ref, row.acked))
-            if not ahead:  # the log is no longer kept, so the task has ended
+            self._ahead.extend(await stored_changes(database, row.task_no, state.ref, row.acked))
+            if not self._ahead:  # the log is no longer kept, so the task has ended
                 return Notification(state.ref, state.seq, True, state)
-            entry = ahead[0]
+            entry = self._ahead[0]
         ends = entry.status is not None and entry.status.state.terminal
         return Notification(state.ref, entry.seq, ends, entry)
 
-    async def _enter(self, it: Delivery, place: AsyncExitStack) -> bool:
-        """Wait for leave to send, which ``place`` gives back; False if the webhook was deleted."""
+    async def _wait_for_slot(self, stack: AsyncExitStack) -> bool:
+        """Wait until a notification may be sent, and occupy slots until the stack is closed.
+
+        Return False if the webhook was deleted.
+        """
         while True:
-            if it.destination.failures and it.row.failing_since is None:
+            if self.destination.failures and self.row.failing_since is None:
                 # The webhook counts as failing from now on, without an attempt of its own. A new
                 # notification is a reason to try a receiver that may be back, for all that wait.
-                it.destination.hurry(self._retries.first)
-                row = replace(it.row, failing_since=now_ms(), last_outcome=it.destination.outcome)
-                it.row = row
-                if not await self._database.write_until_stored(webhooks.update, row):
+                self.destination.hurry(RETRIES.first)
+                outcome = self.destination.outcome
+                self.row = replace(self.row, failing_since=now_ms(), last_outcome=outcome)
+                if not await self.outbox.database.write_until_stored(webhooks.update, self.row):
                     return False
+            seconds = None
+            if (since := self.row.failing_since) is not None:
+                given = self.outbox.settings.give_up_hours * 3600
+                seconds = max(0.0, given - (now_ms() - since) / 1000)
             try:
-                async with asyncio.timeout(self._left(it.row)):
-                    if await it.destination.enter(place):
+                async with asyncio.timeout(seconds):
+                    if await self.destination.enter(stack):
                         break
             except TimeoutError:  # its time is up; it makes one attempt of its own, the last
                 break
-        mine = self._rooms.setdefault(it.row.principal, asyncio.Semaphore(AT_ONCE_PER_PRINCIPAL))
-        await place.enter_async_context(mine)
-        await place.enter_async_context(self._room)
+        await stack.enter_async_context(self.slots)
+        await stack.enter_async_context(self.outbox.slots)
         return True
-
-    def _left(self, row: HookRow) -> float | None:
-        """Return the seconds until a webhook that fails is given up; None if it does not fail."""
-        if row.failing_since is None:
-            return None
-        return max(0.0, self.settings.give_up_hours * 3600 - (now_ms() - row.failing_since) / 1000)
 
     def _after(
         self, row: HookRow, notification: Notification | None, outcome: Receipt
@@ -608,19 +605,37 @@ class Outbox(DurableReader):
         now = now_ms()
         since = row.failing_since or now
         row = replace(row, attempts=row.attempts + 1, failing_since=since)
-        if now - since >= self.settings.give_up_hours * 3_600_000:
+        if now - since >= self.outbox.settings.give_up_hours * 3_600_000:
             return replace(row, state="failed"), 0.0
         if outcome.away:  # ``Destination.enter`` waits
             return row, 0.0
-        times, wait = self._retries, outcome.retry_after
-        wait = times.after(row.attempts) if wait is None else wait
-        wait = min(max(wait, times.shortest), times.longest)
-        return replace(row, next_at=now + int(wait * 1000)), wait
+        pause = outcome.retry_after
+        pause = RETRIES.after(row.attempts) if pause is None else pause
+        pause = min(max(pause, RETRIES.shortest), RETRIES.longest)
+        return replace(row, next_at=now + int(pause * 1000)), pause
 
 
 def _afresh(row: HookRow) -> HookRow:
     """Return a webhook as if it had not failed yet."""
     return replace(row, state="active", attempts=0, failing_since=None, next_at=None)
+
+
+def _insert(
+    connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int
+) -> HookRow:
+    row = HookRow(
+        task_no=task_no,
+        config_id=_config_id(config, ref) or str(uuid4()),
+        key=secrets.token_hex(8),
+        principal=ref.principal,
+        version=config.version,
+        url=config.url,
+        acked=acked,
+        scheme=config.scheme,
+        credentials=config.credentials,
+        token=config.token,
+    )
+    return webhooks.put(connection, row)
 
 
 def _config_id(config: PushConfig, ref: TaskRef) -> str | None:
@@ -632,7 +647,7 @@ def _last_change(state: TaskState) -> int:
     return state.state_changes[-1].seq if state.state_changes else state.unremembered
 
 
-def _served(connection: Connection, log: ReadableLog, config: PushConfig) -> HookRow | None:
+def _find_equal(connection: Connection, log: ReadableLog, config: PushConfig) -> HookRow | None:
     """Return the active webhook of a task that equals a configuration."""
     wanted = (config.version, config.url, config.scheme, config.credentials, config.token)
     for row in webhooks.of_task(connection, log.no):
@@ -648,12 +663,3 @@ def _named(rows: Sequence[HookRow], config_id: str | None) -> HookRow:
         if config_id in (None, row.config_id):
             return row
     raise TaskNotFoundError("The task has no push notification configuration with this id")
-
-
-def _no_log() -> None:
-    """Stand for the log of a task that had ended before its webhook was recovered."""
-
-
-def _kind(outcome: Receipt) -> str:
-    """Return an outcome as a metrics label, with one label for a hundred HTTP statuses."""
-    return f"{outcome.name[:6]}xx" if outcome.name.startswith("http_") else outcome.name

@@ -754,8 +754,8 @@ class Sending:
         if push is None:
             await act(recording)
             return Submitted(log, seq)
-        await self._outbox.check_room(log, push)
-        store_webhook, begin = self._outbox.storing(log, push), list[Begin | None]()
+        await self._outbox.check_limits(log, push)
+        store_webhook, begin = self._outbox.inserting(log, push), list[Begin | None]()
 
         def also(connection: Connection) -> None:
             recording(connection)
@@ -766,7 +766,7 @@ class Sending:
                 await act(also)
             except ServiceError:
                 # It may be stored all the same, like an answer that OpenCode does not take now.
-                await self._outbox.serve_stored(log)
+                await self._outbox.start_stored(log)
                 raise
             for begin_webhook in filter(None, begin):
                 begin_webhook(log)
