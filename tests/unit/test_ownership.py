@@ -211,8 +211,8 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
             async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
                 if "x" in handed_over:
                     await _run(third, f"{silence} 'b'")
-                    until = third.lease_until + lease / 2
-                    while third.lease_until <= until:  # noqa: ASYNC110 - no event
+                    until = third.lease.until + lease / 2
+                    while third.lease.until <= until:  # noqa: ASYNC110 - no event
                         await asyncio.sleep(lease / 16)
 
         await _own(first, "x")

@@ -620,14 +620,14 @@ async def test_an_opencode_that_is_taken_while_its_lock_is_waited_for_has_an_own
 
 async def test_it_holds_what_it_runs_until_shortly_before_its_lease_is_over(url: str) -> None:
     async with Database(url, Replica("one", 0.8)) as database:
-        assert database.holds_lease
+        assert database.lease.held
         async with asyncio.timeout(10):
-            while database.holds_lease:  # noqa: ASYNC110 - by the clock
+            while database.lease.held:  # noqa: ASYNC110 - by the clock
                 await asyncio.sleep(0.05)
         await database.check()
-        assert database.holds_lease
+        assert database.lease.held
     async with Database("sqlite://") as database:
-        assert database.holds_lease
+        assert database.lease.held
         assert database.replica is None
 
 

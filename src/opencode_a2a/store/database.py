@@ -25,7 +25,6 @@ import asyncio
 import pkgutil
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -148,6 +147,7 @@ class Database:
         self, url: str, replica: Replica | None = None, options: ConnectionOptions = DIRECT
     ) -> None:
         self._engine = make_engine(url, replica, options)
+        self.lease = self._engine.lease
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
@@ -282,40 +282,16 @@ class Database:
 
         await self._committed(self.submit(touch), "checking")
 
-    # The lease of a replica: the time in which no other can have taken over what it runs
+    # A process among several
 
     @property
     def replica(self) -> int | None:
         """The number of this process among those that share the database; None if it is alone."""
         return self._engine.replica
 
-    @property
-    def lease_seconds(self) -> float:
-        """Seconds without a commit after which a replica may be declared gone."""
-        return self._engine.lease_seconds
-
-    @property
-    def lease_until(self) -> float:
-        """The end of this process's lease, by the monotonic clock; each commit moves it."""
-        return self._engine.lease_until
-
-    @property
-    def steady_seconds(self) -> float:
-        """For how long this process has reached the database without a gap of half a lease."""
-        return self._engine.steady_seconds
-
-    @property
-    def holds_lease(self) -> bool:
-        """Whether no other replica can have taken over what this process runs.
-
-        While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
-        the next commit shows whether this process was declared gone.
-        """
-        return time.monotonic() < self._engine.lease_until
-
     async def wait_for_lease(self) -> None:
-        """Wait until ``holds_lease``; for ever if this process was declared gone."""
-        while not self.holds_lease:
+        """Wait until the lease is held; for ever if this process was declared gone."""
+        while not self.lease.held:
             with suppress(StoreUnavailableError):
                 await self.check_writable("holding")
                 continue
@@ -325,9 +301,8 @@ class Database:
 
     async def keep_lease(self) -> None:
         """Commit regularly; raise DatabaseError once this process was declared gone."""
-        beat = self._engine.beat_seconds
-        while beat is not None:
-            await asyncio.sleep(beat)
+        while self.replica is not None:
+            await asyncio.sleep(self.lease.beat_seconds)
             try:
                 await self.check_writable("holding")
             except StoreUnavailableError:

@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,52 @@ class Replica(NamedTuple):
     def anonymous(cls) -> Self:
         """Return one for a program that nobody named, such as an import."""
         return cls(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}")
+
+
+class Lease:
+    """The time in which no other process can have taken over what this one runs.
+
+    Each commit renews it. A process that is alone on its database holds it for ever.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds = seconds
+        """Seconds without a commit after which other processes may declare this one gone."""
+        self.until = math.inf
+        """The end of the lease, by the monotonic clock."""
+        self._renewed_at = self._steady_since = -math.inf
+
+    @property
+    def held(self) -> bool:
+        """Whether no other process can have taken over what this one runs.
+
+        While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
+        the next commit shows whether this process was declared gone.
+        """
+        return time.monotonic() < self.until
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often this process commits something to keep the lease."""
+        return self.seconds / 4
+
+    @property
+    def steady_seconds(self) -> float:
+        """For how long the lease has been renewed at least every half of its length."""
+        now = time.monotonic()
+        steady = now - self._renewed_at <= self.seconds / 2
+        return now - self._steady_since if steady else 0.0
+
+    def renew(self, since: float) -> None:
+        """Note that a transaction was committed, which began at that time.
+
+        This process stops a second early, so that it has stopped when another begins, however
+        their clocks differ.
+        """
+        if self.steady_seconds == 0.0:
+            self._steady_since = time.monotonic()
+        self._renewed_at = time.monotonic()
+        self.until = since + self.seconds - min(1.0, self.seconds / 4)
 
 
 class ConnectionOptions(NamedTuple):
@@ -216,22 +263,11 @@ class Engine(ABC):
     patience: float | None = None
     """Seconds after which a caller is told that the database is away; None if ``write`` never
     takes much longer than it waits for a lock."""
-    beat_seconds: float | None = None
-    """How often this process must commit something, so that it is not declared gone."""
-    lease_seconds = 0.0
-    """Seconds without a commit after which a process may be declared gone."""
-    lease_until = math.inf
-    """Until when, by the monotonic clock, no other process can have taken over what this one
-    runs. Each commit moves it."""
+    lease = Lease()
     fenced: DatabaseError | None = None
     """Why this process may not write any more: it was declared gone, or its commits were lost."""
     replica: int | None = None
     """The number of this process among those that share the database."""
-
-    @property
-    def steady_seconds(self) -> float:
-        """For how long this process has committed something at least every half of a lease."""
-        return math.inf
 
     def lock(self, connection: Connection, name: str) -> None:  # noqa: B027 - see above
         """Keep other processes from taking the lock of this name until the transaction ends."""

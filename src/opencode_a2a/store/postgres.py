@@ -11,7 +11,6 @@ PostgreSQL, since its driver is optional.
 """
 
 import itertools
-import math
 import secrets
 import threading
 import time
@@ -39,6 +38,7 @@ from opencode_a2a.store.engine import (
     DatabaseError,
     Engine,
     Examined,
+    Lease,
     PendingWrite,
     Prepared,
     Replica,
@@ -159,8 +159,7 @@ class Postgres(Engine):
 
     def __init__(self, url: str, replica: Replica, options: ConnectionOptions) -> None:
         self._replica = replica
-        self.lease_seconds = replica.lease_seconds
-        self.beat_seconds = self.lease_seconds / 4
+        self.lease = Lease(replica.lease_seconds)
         self._options = options
         self._conninfo = _conninfo(url, pooled=options.pooled)
         self._listening = None if options.pooled else self._conninfo
@@ -169,7 +168,6 @@ class Postgres(Engine):
         self.name = _shown(self._conninfo)
         self._commits = 0
         """How often this process has committed, as in its row."""
-        self._committed_at = self._steady_since = -math.inf
         self._connection: Connection | None = None
         self._stopped = threading.Event()
         self._engine = sa.create_engine(
@@ -281,24 +279,7 @@ class Postgres(Engine):
                 " (%s, %s, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
             )
             self.replica = run(new, (mine.name, mine.version)).scalar_one()
-        self._renew_lease(began)
-
-    def _renew_lease(self, since: float) -> None:
-        """Note that a transaction was committed, which began at that time.
-
-        This process stops a second early, so that it has stopped when another begins, however
-        their clocks differ.
-        """
-        if self.steady_seconds == 0.0:
-            self._steady_since = time.monotonic()
-        self._committed_at = time.monotonic()
-        self.lease_until = since + self.lease_seconds - min(1.0, self.lease_seconds / 4)
-
-    @property
-    def steady_seconds(self) -> float:
-        now = time.monotonic()
-        steady = now - self._committed_at <= self.lease_seconds / 2
-        return now - self._steady_since if steady else 0.0
+        self.lease.renew(began)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -447,7 +428,7 @@ class Postgres(Engine):
             self._drop()
             raise _InDoubtError(number, results, error) from None
         self._commits = number
-        self._renew_lease(began)
+        self.lease.renew(began)
         return results
 
     def notify(self, texts: list[str]) -> None:
@@ -465,7 +446,7 @@ class Postgres(Engine):
         logger.warning("notifications not sent", cause=why)
 
     async def listen(self, database: Notifications) -> None:
-        beat, poll = self._replica.lease_seconds / 4, self._options.poll_seconds
+        beat, poll = self.lease.beat_seconds, self._options.poll_seconds
         await Listener(self._listening, beat, poll, database).run()
 
     def _fenced(self, connection: Connection) -> FencedError:
@@ -476,7 +457,7 @@ class Postgres(Engine):
                 why = f"another replica is called {self._replica.name}"
                 remedy = "give each its own A2A_REPLICA_NAME"
             else:
-                why = f"this replica was silent for {self.lease_seconds:g} s and counts as gone"
+                why = f"this replica was silent for {self.lease.seconds:g} s and counts as gone"
                 remedy = "restart it; if that happens often, raise A2A_REPLICA_LEASE_SECONDS"
         else:
             why = f"it has lost commits of this process (it has {row[0]} of {self._commits})"

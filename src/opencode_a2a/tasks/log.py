@@ -393,7 +393,7 @@ class TaskLog(ReadableLog):
                 _report(self.ref, before, after, at)
         # Without the lease another replica may be writing this log: nothing is shown before it is
         # stored.
-        holds_lease = self.database.holds_lease
+        holds_lease = self.database.lease.held
         if (
             after is before
             and len(entries) == 1
@@ -415,10 +415,10 @@ class TaskLog(ReadableLog):
 
     async def firm_state(self) -> TaskState:
         """Return the state once every firm entry in it is stored; valid until the next await."""
-        while self._firm > self._stored or not self.database.holds_lease:
+        while self._firm > self._stored or not self.database.lease.held:
             try:
                 async with asyncio.timeout(STORE_SECONDS):
-                    if not self.database.holds_lease:
+                    if not self.database.lease.held:
                         await self.database.wait_for_lease()
                     await asyncio.shield(self._writer.commit())
             except TimeoutError:

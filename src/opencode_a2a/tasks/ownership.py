@@ -107,7 +107,7 @@ class Ownership:
         self._tasks = tasks
         self._readers = readers
         self._run_beside = run_beside
-        self._lease = database.lease_seconds
+        self._lease = database.lease.seconds
         self._now = asyncio.get_running_loop().time
         self._claims = {name: Claim(member) for name, member in fleet.members.items()}
         self._wake = asyncio.Event()
@@ -172,8 +172,8 @@ class Ownership:
         others, the streams wait.
         """
         while self._database.replica is not None:
-            await asyncio.sleep(max(0.05, self._database.lease_until - time.monotonic()))
-            if not self._database.holds_lease and self._database.census.has_others:
+            await asyncio.sleep(max(0.05, self._database.lease.until - time.monotonic()))
+            if not self._database.lease.held and self._database.census.has_others:
                 logger.warning("cut off from the database; streams are ended")
                 self._tasks.end_reading()
                 await self._database.wait_for_lease()
@@ -226,7 +226,7 @@ class Ownership:
         silent = {one.no: one.name for one in census.others if one.silent_seconds > lease}
         # Their rows may be old only because nobody, or not this replica, could reach the database.
         # So their silence counts once this replica has reached it for a lease.
-        if not silent or self._database.steady_seconds < lease:
+        if not silent or self._database.lease.steady_seconds < lease:
             return census
         gone = await self._database.write(replicas.declare_gone, [*silent], lease)
         if gone:
