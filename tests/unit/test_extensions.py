@@ -21,13 +21,20 @@ from opencode_a2a.errors import (
     ServiceError,
 )
 from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
+    ChannelReplaced,
+    DiffChanged,
+    FileChange,
     Finished,
     Interrupted,
     Outcome,
+    PlanGrew,
     Progressed,
     Question,
     QuestionOption,
     ReasoningGrew,
+    ResultGiven,
     Resumed,
     SessionBound,
     Started,
@@ -250,8 +257,18 @@ EVENTS: list[TurnEvent] = [
     ASKED,
     Resumed(RequestId("per_1"), "permission", "rejected", "ann", "because"),
     UsageCounted(Usage(1, 2, 3, 4, 5, 0.5), Usage(1)),
+    ChannelReplaced(Channel.TEXT, MESSAGE, [("prt_2", "yes, or no")]),
+    PlanGrew(MESSAGE, "prt_5", "first this", opens=True),
+    ChannelClosed(Channel.TEXT, MESSAGE),
+    DiffChanged([FileChange("a.py", "modified", 1, 2)], "--- a.py"),
+    ResultGiven({"answer": 42}),
     Finished(Outcome.COMPLETED, MESSAGE, "stop"),
 ]
+"""An event of each class, with every field that is shown."""
+
+
+def test_the_events_are_of_all_classes_that_a_turn_reports() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(TurnEvent))
 
 
 def written() -> dict[str, set[str]]:
@@ -303,7 +320,12 @@ def test_the_declared_blocks_are_those_that_are_written() -> None:
     for told in _updates():
         artifact = told.get("artifactUpdate", {}).get("artifact")
         if artifact:
-            kind = artifact["metadata"]["shared"]["stream"]["block_type"]
+            # The diff and the result by schema are artifacts of their own, not blocks.
+            kind = artifact["metadata"]["shared"]["stream"].get("block_type")
+            whole = artifact["artifactId"].partition(":")[2] in ("diff", "result")
+            assert whole == (kind is None)
+            if whole:
+                continue
             part = artifact["parts"][0]
             content = part["data"] if "data" in part else {"text": part["text"]}
             blocks.setdefault(kind, set()).update(content)

@@ -4,7 +4,7 @@ The way of a request, which ``web`` has authenticated and bounded:
 
 1. ``jsonrpc`` or ``rest``, the bindings, find the operation and the version of A2A, and decode the
    body. What both take from a request and give to a response is in ``http``.
-2. ``a2a.render.Encoding.read`` checks the params and makes the operation's type of them, the same
+2. ``a2a.encoding.Encoding.read`` checks the params and makes the operation's type of them, the same
    for all versions.
 3. ``operations`` runs the operation: ``HANDLERS`` names a method of ``Operations`` for each. One
    that sends a message reads its parts and metadata with ``content`` and submits it to ``tasks``.

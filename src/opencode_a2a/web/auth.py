@@ -17,6 +17,7 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -351,11 +352,20 @@ def generate_token(path: Path) -> str:
     """Return the token in a file, which is made on first use and readable by its owner only."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for _ in range(2):
-            try:
-                return _read_token(path)
-            except FileNotFoundError:
-                _write_token(path, secrets.token_urlsafe(32))
+        with suppress(FileNotFoundError):
+            return _read_token(path)
+        # The file appears with its content, unless another process has just made one.
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink()
         return _read_token(path)
     except OSError as error:
         raise StateError(f"cannot use the token file {path}: {error.strerror}") from error
@@ -374,19 +384,3 @@ def _read_token(path: Path) -> str:
     if len(token) < UNGUESSABLE:
         raise StateError(f"{path} holds no token; remove it to have a new one made")
     return token
-
-
-def _write_token(path: Path, token: str) -> None:
-    """Create the file with its content, unless another process has just made one."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()

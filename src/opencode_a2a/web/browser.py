@@ -150,37 +150,37 @@ class StateRecords:
             return secrets.token_bytes(32)
 
     async def ended(self) -> dict[bytes, int]:
-        return await asyncio.to_thread(self._read)
+        def read() -> dict[bytes, int]:
+            """Read what has ended, and remove what has expired since."""
+            found: dict[bytes, int] = {}
+            for file in self._folder.glob("*"):
+                with suppress(OSError, ValueError):  # not ours, or just removed by another process
+                    ends = int((file.stat().st_mtime + SESSION_SECONDS) * 1000)
+                    if ends < now_ms():
+                        file.unlink()
+                    else:
+                        found[bytes.fromhex(file.name)] = ends
+            return found
+
+        return await asyncio.to_thread(read)
 
     async def end(self, digest: bytes, until: int) -> bool:
+        def write() -> bool:
+            """Make a file for each: that is atomic, and services may share the directory."""
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file, noted = self._folder / digest.hex(), until / 1000 - SESSION_SECONDS
+            try:
+                file.touch(0o600, exist_ok=False)
+            except FileExistsError:
+                return False
+            os.utime(file, (noted, noted))
+            return True
+
         try:
-            return await asyncio.to_thread(self._write, digest, until)
+            return await asyncio.to_thread(write)
         except OSError as error:
             logger.warning("the end of a session could not be stored", cause=str(error))
             return True
-
-    def _read(self) -> dict[bytes, int]:
-        """Read what has ended, and remove what has expired since."""
-        found: dict[bytes, int] = {}
-        for file in self._folder.glob("*"):
-            with suppress(OSError, ValueError):  # not ours, or just removed by another process
-                ends = int((file.stat().st_mtime + SESSION_SECONDS) * 1000)
-                if ends < now_ms():
-                    file.unlink()
-                else:
-                    found[bytes.fromhex(file.name)] = ends
-        return found
-
-    def _write(self, digest: bytes, until: int) -> bool:
-        """Make a file for each: creating one is atomic, and services may share the directory."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file, noted = self._folder / digest.hex(), until / 1000 - SESSION_SECONDS
-        try:
-            file.touch(0o600, exist_ok=False)
-        except FileExistsError:
-            return False
-        os.utime(file, (noted, noted))
-        return True
 
 
 class SharedRecords:

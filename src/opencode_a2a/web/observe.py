@@ -219,23 +219,24 @@ class Readiness:
 
     async def ask(self) -> dict[str, bool]:
         """Return for each check whether it passed."""
+
+        async def passes(name: str, check: Check) -> bool:
+            try:
+                async with asyncio.timeout(self._bound):
+                    await check()
+            except Exception as error:  # any failure means "not ready"
+                if self._results.get(name, True):
+                    logger.warning("not ready", check=name, error=repr(error))
+                return False
+            return True
+
         async with self._asking:
             if self._clock() >= self._until:
                 async with asyncio.TaskGroup() as group:
-                    asked = {n: group.create_task(self._one(n, c)) for n, c in self._checks.items()}
+                    asked = {n: group.create_task(passes(n, c)) for n, c in self._checks.items()}
                 self._results = {name: task.result() for name, task in asked.items()}
                 self._until = self._clock() + self._fresh
             return self._results
-
-    async def _one(self, name: str, check: Check) -> bool:
-        try:
-            async with asyncio.timeout(self._bound):
-                await check()
-        except Exception as error:  # any failure means "not ready"
-            if self._results.get(name, True):
-                logger.warning("not ready", check=name, error=repr(error))
-            return False
-        return True
 
 
 def pages(

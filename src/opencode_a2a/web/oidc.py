@@ -11,7 +11,7 @@ import math
 import ssl
 import time
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache
 from hashlib import sha256
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -79,6 +79,7 @@ class Issuer:
         """Why the last fetch failed; None if it succeeded."""
         self._verified = Recent[bytes, tuple[Caller, float]](MOST_VERIFIED)
         """The caller of each verified token, by its digest, and until when that is valid."""
+        self._tls = cache(ssl.create_default_context)  # takes milliseconds
         self.tried = asyncio.Event()
         """Set once the keys have been fetched for the first time, with or without success."""
 
@@ -255,43 +256,42 @@ class Issuer:
         raise KeysError("no key there fits A2A_OIDC_ALGORITHMS")
 
     async def _fetch(self) -> JsonObject:
-        """Return the provider's set of keys."""
+        """Return the provider's set of keys, from where the settings or the provider say."""
         settings = self._settings
+        issuer = settings.issuer or ""
+        parts = urlsplit(issuer)
         # The operator chose the provider, which may well be in a private network.
         rules = Egress(allow_private=True)
         try:
             async with (
                 asyncio.timeout(FETCH_SECONDS),
-                client(rules, timeout=FETCH_SECONDS, tls=self._tls) as http,
+                client(rules, timeout=FETCH_SECONDS, tls=self._tls()) as http,
             ):
-                return await _get(http, settings.jwks_url or await self._discover(http))
+                if settings.jwks_url:
+                    return await _get(http, settings.jwks_url)
+                # OpenID's path, or that of RFC 8414.
+                try:
+                    document = await _get(http, openid_configuration(issuer))
+                except KeysError:
+                    root = f"{parts.scheme}://{parts.netloc}"
+                    document = await _get(http, root + _OAUTH + parts.path.rstrip("/"))
+                if document.get("issuer") != issuer:
+                    named = text_in(document, "issuer")
+                    raise KeysError(
+                        f"it calls itself {named!r}; set A2A_OIDC_ISSUER to exactly that"
+                    )
+                url = text_in(document, "jwks_uri") or ""
+                plain = url.startswith("http://") and loopback(parts.hostname or "")
+                if not url.startswith("https://") and not plain:
+                    raise KeysError(
+                        "its discovery document names no https address of keys (jwks_uri)"
+                    )
+                return await _get(http, url)
         except TimeoutError:
             raise KeysError(f"{settings.issuer} does not answer in time") from None
         except (EgressError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             cause = str(error) or type(error).__name__
             raise KeysError(f"{settings.issuer} cannot be reached: {cause}") from None
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context()  # takes milliseconds
-
-    async def _discover(self, http: httpx2.AsyncClient) -> str:
-        """Return the address of the keys as the provider publishes it (OpenID, or RFC 8414)."""
-        issuer = self._settings.issuer or ""
-        parts = urlsplit(issuer)
-        try:
-            document = await _get(http, openid_configuration(issuer))
-        except KeysError:
-            root = f"{parts.scheme}://{parts.netloc}"
-            document = await _get(http, root + _OAUTH + parts.path.rstrip("/"))
-        if document.get("issuer") != issuer:
-            named = text_in(document, "issuer")
-            raise KeysError(f"it calls itself {named!r}; set A2A_OIDC_ISSUER to exactly that")
-        url = text_in(document, "jwks_uri") or ""
-        plain = url.startswith("http://") and loopback(parts.hostname or "")
-        if not url.startswith("https://") and not plain:
-            raise KeysError("its discovery document names no https address of keys (jwks_uri)")
-        return url
 
 
 async def _get(http: httpx2.AsyncClient, url: str) -> JsonObject:

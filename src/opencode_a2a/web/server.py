@@ -263,7 +263,9 @@ def ended_by_signals(
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     received: set[signal.Signals] = set()
     terminals = [number for number in (1, 2) if os.isatty(number)]
-    if reread is not None and _has_terminal():
+    # A process has a controlling terminal even if its output goes elsewhere.
+    with contextlib.suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
         reread = None
 
     def end(number: signal.Signals) -> None:
@@ -291,15 +293,6 @@ def ended_by_signals(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal, even if its output goes elsewhere."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
 
 
 def prepare_process() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -75,20 +75,17 @@ class ServerTls:
             self._asked.clear()
             state = await asyncio.to_thread(self._state)
             if asked or state not in (self._seen, self._refused):
-                await self._reload(state)
+                try:
+                    self._current, self.expires = await asyncio.to_thread(read_pair, self._settings)
+                except SettingsError as error:
+                    self._refused = state
+                    text = "the new certificate cannot be used; the old one stays"
+                    logger.error(text, cause=str(error))
+                else:
+                    self._since = time.time()
+                    self._seen, self._refused, self._warned = state, None, None
+                    AUDIT.info("certificate reloaded", expires=self.expires.isoformat())
             self._report_expiry()
-
-    async def _reload(self, state: object) -> None:
-        """Use the files as they are now; if they cannot be used, log that and keep the old pair."""
-        try:
-            self._current, self.expires = await asyncio.to_thread(read_pair, self._settings)
-        except SettingsError as error:
-            self._refused = state
-            logger.error("the new certificate cannot be used; the old one stays", cause=str(error))
-        else:
-            self._since = time.time()
-            self._seen, self._refused, self._warned = state, None, None
-            AUDIT.info("certificate reloaded", expires=self.expires.isoformat())
 
     def _report_expiry(self) -> None:
         """Update the metric, and warn once a day before the certificate expires."""
@@ -105,20 +102,19 @@ class ServerTls:
 
     def _state(self) -> object:
         """Return a value that changes when one of the files does."""
-        return tuple(_identity(file) for file in files(self._settings))
+        found: list[tuple[int, int, int] | None] = []
+        for file in files(self._settings):
+            try:
+                status = os.stat(file)  # follows links, which renewal tools replace
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+            except OSError:
+                found.append(None)
+        return found
 
 
 def files(settings: TlsSettings) -> Iterator[Path]:
     given = (settings.cert_file, settings.key_file, settings.client_ca_file)
     return filter(None, given)
-
-
-def _identity(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(file)  # follows links, which renewal tools replace
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
