@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.turns.errands import Errand
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
@@ -34,3 +36,36 @@ async def test_nothing_begins_in_a_session_before_its_rules_are_set(
 
     assert before == []
     assert len(opencode.prompts) == 2
+
+
+async def pending(caller: Caller, count: int) -> None:
+    """Wait until so many permissions are pending."""
+    async with asyncio.timeout(20):
+        while len((await caller.method("opencode.permissions.list"))["items"]) != count:
+            pass
+
+
+@pytest.mark.requirement("I15")
+async def test_work_that_nobody_can_follow_any_more_is_stopped_in_opencode(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    caller = Caller(service)
+    made = await caller.method("opencode.sessions.create", {"request": {"title": "t"}})
+    session_id = made["item"]["id"]
+    parts: list[Json] = [{"type": "text", "text": "run it"}]
+    begin: JsonObject = {"session_id": session_id, "request": {"parts": parts}}
+    await caller.method("opencode.sessions.prompt_async", begin)
+    await pending(caller, 1)
+
+    async def fail(*_: object) -> bool:
+        raise LookupError
+
+    monkeypatch.setattr(Errand, "_hear", fail)
+    with capture_logs() as records:
+        opencode.tell_event("session.idle", {"sessionID": session_id})
+        await opencode.idle()
+        await pending(caller, 0)
+
+    settled = [one["resolution"] for one in records if one["event"] == "interrupt settled"]
+    assert settled == ["void"]

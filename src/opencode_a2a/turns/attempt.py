@@ -108,15 +108,13 @@ LONGEST_TICK_SECONDS = 20.0
 DRAIN_SECONDS = 2.0
 """Seconds in which events may still arrive after the end of the turn is known."""
 UNBEGUN_SECONDS = 15.0
-"""Seconds that an OpenCode which gets no CPU time may take from storing a message to working on
-it."""
+"""Seconds that an OpenCode without CPU time may need from storing a message to working on it."""
 
 SILENT = "OpenCode has been silent for {:.0f} s; the turn was stopped. Send the message again."
 LONG = "The turn took longer than {:.0f} s and was stopped. Ask for less at once."
 COSTLY = "The turn has cost {:.4g} and may cost {:g}; it was stopped."
 ENDLESS = "The model was asked {} times without coming to an end; the turn was stopped."
 RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
-
 
 PromptCall = asyncio.Task[MessageWithParts]
 """A call that takes a prompt to OpenCode, and returns OpenCode's last message."""
@@ -238,13 +236,13 @@ class Attempt:
         self.wake()
 
     def _report(self, progress: Progressed) -> None:
-        """Take progress that this service makes for the turn, such as that of one of its tools."""
+        """Take a report of this service itself, such as the progress of one of its tools."""
         self._unwritten.append(progress)
         self._limits.heard = self._limits.now()
         self.wake()
 
     def _on_text(self, deltas: list[PartDelta]) -> None:
-        """Hear growing text, after which there is nothing to decide."""
+        """Hear growing text; it needs no decision."""
         self._limits.heard = self._limits.now()
         self._log.append_now(self._reader.feed(deltas))
 
@@ -273,7 +271,7 @@ class Attempt:
     # Write
 
     async def _write(self, events: list[TurnEvent]) -> None:
-        """Write events to the log, with interrupts, the end, and the answer's schema seen to."""
+        """Compare the answer with its schema, handle interrupts and the end, write to the log."""
         if not events:
             return
         schema = self._turn.request.routing.output_schema
@@ -289,10 +287,10 @@ class Attempt:
         self._interrupts.note_logged()
 
     async def _conclude(self, events: list[TurnEvent | Answered]) -> list[TurnEvent | Answered]:
-        """Turn OpenCode's end of the turn into the end that it is for the task.
+        """Translate the end that OpenCode reports into the end for the task.
 
-        Messages that were not sent are dropped. An end is good only if nobody answered past
-        this service, and a plan has to be approved by a person.
+        Messages that were not sent are dropped. The turn is completed only if nobody answered past
+        this service; a plan waits for the approval of a person.
         """
         turn = self._turn
         out: list[TurnEvent | Answered] = [
@@ -544,9 +542,9 @@ class Attempt:
     def _idle_is_the_end(self) -> bool:
         """Whether a session that OpenCode does not list as busy is done with the turn.
 
-        An OpenCode that gets no CPU time stores and announces a message seconds before it lists the
-        session, so a second sign is needed: the answer to the prompt, its last message, or, where
-        neither can come any more, that it has had the time to begin.
+        An OpenCode without CPU time stores and announces a message seconds before it lists the
+        session, so a second sign is needed: the answer to the prompt call, the last message, or,
+        if neither can come any more, that OpenCode has had the time to begin.
         """
         limits, state, messages = self._limits, self._reader.state, self._reader.state.messages
         if self._prompts.running:
@@ -746,20 +744,19 @@ class PromptCalls:
 
     async def _call(self, request: TurnRequest) -> MessageWithParts:
         """Prompt the session, unless the turn is canceled first."""
-        settings = self.turn.shared.settings.opencode
-        schema = request.routing.output_schema or self.turn.request.routing.output_schema
-        if self.turn.plans:  # the schema is for the turn that carries the plan out
-            schema = None
-        agent, command = self.turn.agent, request.routing.command
-        if not self.turn.plans:
-            agent = request.routing.agent or agent
+        turn, session, opencode = self.turn, self.session, self.turn.shared.opencode
+        settings, routing = turn.shared.settings.opencode, request.routing
+        agent, schema, command = turn.agent, None, routing.command
+        if not turn.plans:  # the schema is for the turn that carries the plan out
+            agent = routing.agent or agent
+            schema = routing.output_schema or turn.request.routing.output_schema
         if command is not None:
             # An agent that the command itself names has precedence.
-            sources = await self.turn.shared.opencode.command_sources(at=self.session.location)
+            sources = await opencode.command_sources(at=session.location)
             agent = next((one.agent for one in sources if one.name == command), None) or agent
         agent, tools = await self._restrict(agent, widens=command is None)
-        model = await self.turn.shared.model(self.session, request.routing.model)
-        if self.turn.canceled:  # while the model was looked up: OpenCode need not hear of it
+        model = await turn.shared.model(session, routing.model)
+        if turn.canceled:  # while the model was looked up: OpenCode need not hear of it
             raise asyncio.CancelledError
         if command is not None:
             called = CommandCall(
@@ -770,10 +767,7 @@ class PromptCalls:
                 model=str(model) if model else None,
                 variant=settings.variant,
             )
-            session = self.session
-            return await self.turn.shared.opencode.run_command(
-                session.session_id, called, at=session.location
-            )
+            return await opencode.run_command(session.session_id, called, at=session.location)
         parts: list[InputPart] = []
         for part in request.prompt:
             if part.text is not None:
@@ -792,8 +786,7 @@ class PromptCalls:
             tools=tools,
             format=OutputFormat(json_schema=schema) if schema else None,
         )
-        session = self.session
-        answer = self.turn.shared.opencode.prompt(session.session_id, prompt, at=session.location)
+        answer = opencode.prompt(session.session_id, prompt, at=session.location)
         del prompt, parts  # large files need not be kept until the turn has ended
         return await answer
 

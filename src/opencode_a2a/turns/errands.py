@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from opencode_a2a.clock import now_ms
-from opencode_a2a.errors import UpstreamError
+from opencode_a2a.errors import ServiceError, UpstreamError
 from opencode_a2a.events import Resumed, TurnEvent, Usage
 from opencode_a2a.ids import ContextId, MessageId, Owner, Principal, SessionId
 from opencode_a2a.opencode.client import Location
@@ -52,7 +52,7 @@ class Errand:
         location: Location,
     ) -> None:
         self._database = database
-        self._all = interrupts
+        self._shared = interrupts
         self._opencode = interrupts.opencode
         self._root = root
         self.location = location
@@ -108,6 +108,14 @@ class Errand:
                     )
                     await asyncio.sleep(TICK_SECONDS)
                     compare = True
+        except Exception:  # nobody would follow the work any more, and show what it asks
+            if self._root not in self._shared.sessions_with_turn:
+                with suppress(TimeoutError, ServiceError):
+                    async with asyncio.timeout(self._shared.settings.cancel_abort_timeout_seconds):
+                        await self._opencode.abort_session(self._root)
+                        await self.interrupts.reject_leftovers(self.subscription.sessions)
+            await self._ask_and_settle([*self.interrupts.voided()])
+            raise
         finally:
             self.subscription.close()
             self.interrupts.close()
@@ -120,7 +128,7 @@ class Errand:
             match item:
                 case PermissionAsked() | QuestionAsked():
                     # A turn in the same session asks for both.
-                    if self._root not in self._all.sessions_with_turn:
+                    if self._root not in self._shared.sessions_with_turn:
                         events.append(interrupted(item, None, item.directory))
                 case RequestSettled():
                     events.append(Resumed(item.request_id, item.type, item.resolution))
@@ -128,7 +136,7 @@ class Errand:
                     idle = isinstance(status, StatusIdle)
                     compare, self._begun = compare or idle, self._begun or not idle
                 case MessageUpdated(info=AssistantMessage() as info):
-                    if self._root not in self._all.sessions_with_turn:  # which counts it itself
+                    if self._root not in self._shared.sessions_with_turn:  # which counts it itself
                         now, before = usage(info), self._used.get(info.id, Usage())
                         self._used[info.id] = now
                         more = max(0.0, now.cost - before.cost), max(0, now.total - before.total)
@@ -158,7 +166,7 @@ class Errand:
         asked = [one.asked for one in self.interrupts.open.values()]
         gone = [one for one in asked if listed[one.type] and one.request_id not in pending]
         events: list[TurnEvent] = [Resumed(one.request_id, one.type, "void") for one in gone]
-        if self._root not in self._all.sessions_with_turn:
+        if self._root not in self._shared.sessions_with_turn:
             # Those that are open already are not asked again.
             directory = self.location.directory
             events += [interrupted(request, None, directory) for request in pending.values()]

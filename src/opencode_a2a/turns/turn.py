@@ -2,7 +2,7 @@
 
 ``tasks`` runs a ``Turn`` and gives it the log to write to. In its session the turn makes an
 ``Attempt`` (``turns.attempt``), which sends the prompt and follows the session until the turn is
-over. ``SharedTurns`` is what the turns in one OpenCode share.
+over. All turns in one OpenCode use the same ``SharedTurns``.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ INTERNAL = Failure(
 
 
 class SharedTurns:
-    """What all turns in one OpenCode share."""
+    """The parts that all turns in one OpenCode use."""
 
     def __init__(
         self,
