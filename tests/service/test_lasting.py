@@ -108,9 +108,9 @@ async def test_a_plan_that_a_word_cancels_is_canceled_or_not_answered_after_a_cr
         append = TaskLog.append
 
         async def crash(
-            log: TaskLog, events: Sequence[LogEvent], also: Write | None = None
+            log: TaskLog, events: Sequence[LogEvent], in_same_commit: Write | None = None
         ) -> bool:
-            await append(log, events, also)
+            await append(log, events, in_same_commit)
             raise ConnectionAbortedError
 
         monkeypatch.setattr(TaskLog, "append", crash)

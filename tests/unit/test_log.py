@@ -67,9 +67,10 @@ from opencode_a2a.tasks.log import (
     ref_of,
     stored_changes,
 )
+from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import Begin, DurableReader
-from opencode_a2a.tasks.sending import Admission, SendCommand
+from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef, TaskState
 from opencode_a2a.turns.answers import Answer, PermissionReply
@@ -109,12 +110,12 @@ class Office:
         outbox = Outbox.__new__(Outbox)
         self.tasks = TaskService(database, self.writer, fleet, limits, outbox, self.readers)
 
-    async def admit(self, command: SendCommand) -> Admission:
-        return await self.tasks.admissions.admit(command, self.member)
+    async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
+        return await self.tasks.sending.admit(command, self.member)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
-        task = (await self.admit(order(message_id))).task
-        assert task is not None
+        task = await self.admit(order(message_id))
+        assert isinstance(task, OpenTask)
         return task.log
 
     async def stored(self, log: TaskLog) -> list[Entry]:
@@ -397,8 +398,9 @@ async def test_one_message_id_is_one_task() -> None:
     async with office() as desk, asyncio.timeout(60):
         outcomes = await asyncio.gather(*(desk.admit(order("m")) for _ in range(8)))
 
-        assert sum(outcome.task is not None for outcome in outcomes) == 1
-        assert len({outcome.log.ref.id for outcome in outcomes}) == 1
+        rows = [outcome for outcome in outcomes if isinstance(outcome, TaskRow)]
+        [task] = [outcome for outcome in outcomes if isinstance(outcome, OpenTask)]
+        assert [row.id for row in rows] == [task.log.ref.id] * 7
 
 
 async def test_the_same_message_id_with_other_content_is_a_new_message() -> None:
@@ -406,8 +408,8 @@ async def test_the_same_message_id_with_other_content_is_a_new_message() -> None
         first = await desk.admit(order("m", "one"))
         second = await desk.admit(order("m", "two"))
 
-        assert first.task
-        assert second.task
+        assert isinstance(first, OpenTask)
+        assert isinstance(second, OpenTask)
 
 
 async def test_another_principal_may_use_the_same_message_id() -> None:
@@ -415,22 +417,22 @@ async def test_another_principal_may_use_the_same_message_id() -> None:
         first = await desk.admit(order("m"))
         second = await desk.admit(order("m", principal="bob"))
 
-        assert first.task
-        assert second.task
+        assert isinstance(first, OpenTask)
+        assert isinstance(second, OpenTask)
 
 
 async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
     limits = LimitSettings(max_tasks_per_principal=1, max_open_tasks=10)
     async with office(limits=limits) as desk, asyncio.timeout(60):
-        first = (await desk.admit(order("m1"))).task
-        assert first
+        first = await desk.admit(order("m1"))
+        assert isinstance(first, OpenTask)
 
         with pytest.raises(LimitExceededError):
             await desk.admit(order("m2"))
-        assert (await desk.admit(order("m1"))).task is None
+        assert isinstance(await desk.admit(order("m1")), TaskRow)
 
         await first.cancel()
-        assert (await desk.admit(order("m2"))).task
+        assert isinstance(await desk.admit(order("m2")), OpenTask)
 
 
 # --- what A2A 1.1 will number -----------------------------------------------------------------
@@ -564,9 +566,9 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with office() as desk:
-        task, other = [(await desk.admit(order(one))).task for one in ("m1", "m2")]
-        assert task
-        assert other
+        task, other = [await desk.admit(order(one)) for one in ("m1", "m2")]
+        assert isinstance(task, OpenTask)
+        assert isinstance(other, OpenTask)
         await task.log.append([Started()])
         left, going, commit = asyncio.Event(), asyncio.Event(), desk.writer.commit
 

@@ -31,6 +31,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt, RetryTimes
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
@@ -99,8 +100,8 @@ class Desk:
         message = Message(f"m-{next(self._numbers)}", "user", [Part("text", text="hello")])
         request = TurnRequest((PromptPart(text="hello"),))
         command = SendCommand(Principal("ann"), message, request, push=push)
-        task = (await self.tasks.admissions.admit(command, self.member)).task
-        assert task is not None
+        task = await self.tasks.sending.admit(command, self.member)
+        assert isinstance(task, OpenTask)
         return task.log
 
     async def row(self, log: TaskLog, state: str) -> HookRow:

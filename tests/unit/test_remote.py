@@ -424,7 +424,7 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
         replay = await sides.replayed(row)
 
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
-        sides.remote.taken_over(own)
+        sides.remote.logs[own.no].taken_over(own)
         await own.append([Recovered("taken over")])
         own.append_now([grew("more", opens=True)])
         await own.append([Finished(Outcome.COMPLETED)])
@@ -441,7 +441,7 @@ async def test_a_log_that_is_fed_by_this_process_is_not_read_again(
         await log.append([Started()])
         remote, read = await sides.remote.log(row), list[int]()
         own = TaskLog(row.no, (await sides.replayed(row)).state, sides.writer, sides.database)
-        sides.remote.taken_over(own)
+        sides.remote.logs[own.no].taken_over(own)
         await own.append([Recovered("taken over")])
         await own.append([asks(1)])
         assert remote.state.seq == own.state.seq
@@ -473,7 +473,7 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         sides.database.census = Census()
         replay = await sides.replayed(row)
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
-        sides.remote.taken_over(own)
+        sides.remote.logs[own.no].taken_over(own)
 
         unread = own.seen_number
         await own.append([Recovered("taken over"), asks(1)])
@@ -553,7 +553,7 @@ async def test_a_task_that_is_seen_before_its_own_process_has_it_is_followed_on(
         log, row = await sides.task()
         remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
-        sides.remote.taken_over(log)
+        remote.taken_over(log)
         await log.append([Started()])
         await log.append([Finished(Outcome.COMPLETED)])
 

@@ -41,7 +41,8 @@ from opencode_a2a.extensions.params import Payload, read, read_result, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Budget, Rights
-from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, OwnerCall, known_fields
+from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, OwnerCall
+from opencode_a2a.tasks.state import known_fields
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import NotOwnerError
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT

@@ -135,6 +135,16 @@ def check_turns(running: int, budget: Budget) -> None:
         raise _refusal("turns", text, most, None, None, RUNNING_RETRY_SECONDS)
 
 
+def check_new_turn(
+    connection: Connection, principal: Principal, budget: Budget, errands: int
+) -> None:
+    """Raise BudgetExhaustedError if a caller, who runs some errands, may begin no turn now."""
+    check_spent(connection, principal, budget)
+    if budget.turns:
+        running = task_rows.tally(connection, RUNNING, principal)
+        check_turns(running + errands + 1, budget)
+
+
 def _refusal(
     limit: str,
     text: str,

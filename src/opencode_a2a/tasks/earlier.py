@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, NamedTuple
 
-import orjson
 import sqlalchemy as sa
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import Json as Encoded
@@ -48,13 +47,12 @@ from opencode_a2a.store.authorship import Author, SourceChangedError, author_of,
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import cause, engine_of
 from opencode_a2a.store.schema import links, metadata, places, version
+from opencode_a2a.tasks.log import new_row, status_change
 from opencode_a2a.tasks.state import (
     Accepted,
     LogEvent,
-    State,
     TaskRef,
     TaskState,
-    dump_archive,
 )
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
@@ -90,7 +88,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
 
     def write(target: Connection) -> Report:
         with reading(file) as source:
-            return _take(source, target, now, oldest)
+            return _import_all(source, target, now, oldest)
 
     try:
         author = author_of(file)
@@ -139,7 +137,7 @@ class _Link(NamedTuple):
     session_id: SessionId
 
 
-def _take(
+def _import_all(
     source: sqlite3.Connection, target: Connection, now: int, oldest: int | None = None
 ) -> Report:
     """Import what the target lacks, without tasks that ended before ``oldest``.
@@ -158,7 +156,7 @@ def _take(
     if columns_of(source, "a2a_session_owners"):
         owners += source.execute("SELECT session_id, identity FROM a2a_session_owners")
     for task in _tasks(source, links, {principal for _, principal in owners}):
-        reason = _take_task(task, links, target, now, oldest)
+        reason = _import_task(task, links, target, now, oldest)
         if reason is None:
             report.taken["tasks"] += 1
         else:
@@ -208,7 +206,7 @@ def _tasks(
         yield task
 
 
-def _take_task(
+def _import_task(
     columns: dict[str, str | None],
     links: list[_Link],
     target: Connection,
@@ -235,17 +233,11 @@ def _take_task(
         if session_id is None and (link.principal, link.context_id) == (principal, context_id):
             session_id = link.session_id
     state = TaskState(TaskRef(TaskId(task.id), context_id, principal, created_at=at))
+    no, before = task_rows.add_task(target, new_row(state)), state.status
     for event in _events(task, session_id):
         state.apply(event, at)
-    status = orjson.dumps(state.status)
-    no = task_rows.add_task(
-        target,
-        task_rows.TaskRow(task.id, principal, context_id, State.SUBMITTED, at, at, status=status),
-    )
-    move = (no, principal, State.SUBMITTED, state.status.state, at, status, dump_archive(state))
-    task_rows.append(
-        target, [], [task_rows.Move(*move)]
-    )  # no log: it would be deleted after an hour anyway
+    # Without a log, which would be deleted after an hour anyway.
+    task_rows.append(target, [], [status_change(no, before, state.status, state)])
     return None
 
 

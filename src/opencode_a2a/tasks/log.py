@@ -34,7 +34,8 @@ from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Grew, Usage, UsageCounted
-from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.ids import MAIN, ContextId, Principal, TaskId
+from opencode_a2a.messages import TurnRequest
 from opencode_a2a.store import callers
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import Spent
@@ -355,20 +356,20 @@ class TaskLog(ReadableLog):
         self._closed: Exception | None = None
         """Raised for every further entry: another replica writes the log now."""
 
-    async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+    async def append(self, events: Sequence[LogEvent], in_same_commit: Write | None = None) -> bool:
         """Append events, and wait until firm ones are stored; False if the task had ended.
 
-        ``also`` is written in the same transaction.
+        ``in_same_commit`` is written in the same transaction.
         """
         if not events:
             return True
-        if not self.append_now(events, also):
+        if not self.append_now(events, in_same_commit):
             return False
         if self._firm == self.state.seq:
             await asyncio.shield(self._writer.commit())
         return True
 
-    def append_now(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+    def append_now(self, events: Sequence[LogEvent], in_same_commit: Write | None = None) -> bool:
         """Append events without waiting; False if the task had ended."""
         if self._closed is not None and not self.state.status.state.terminal:
             raise self._closed
@@ -383,7 +384,7 @@ class TaskLog(ReadableLog):
         if not entries:
             return False
         self._tail += entries
-        self._writer.add(self, before, entries, also)
+        self._writer.add(self, before, entries, in_same_commit)
         after = self.state.status
         if after is not before:
             if after.state is not before.state:
@@ -407,7 +408,8 @@ class TaskLog(ReadableLog):
             for reader in self.readers:
                 reader.offer(entries)
             return True
-        if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
+        firm = not FIRM.isdisjoint(type(entry.event) for entry in entries)
+        if firm or in_same_commit is not None:
             self._firm = entries[-1].seq
         elif self._firm <= self._stored and holds_lease:
             self._show(self.state.seq)
@@ -629,6 +631,31 @@ async def stored_changes(database: Database, task_no: int, ref: TaskRef, after: 
     return changes
 
 
+def new_row(state: TaskState, request: TurnRequest | None = None, upstream: str = MAIN) -> TaskRow:
+    """Return the row of a new task; ``request`` is that of its first turn."""
+    ref, modes = state.ref, state.ref.output_modes
+    return TaskRow(
+        id=ref.id,
+        principal=ref.principal,
+        context_id=ref.context_id,
+        state=state.status.state,
+        created_at=ref.created_at,
+        updated_at=ref.created_at,
+        status=orjson.dumps(state.status),
+        output_modes=None if modes is None else orjson.dumps(modes),
+        request=None if request is None else orjson.dumps(request),
+        upstream=upstream,
+    )
+
+
+def status_change(no: int, before: Status, after: Status, state: TaskState) -> Move:
+    """Return how the row of a task changes; ``state`` is the task, for the archive at its end."""
+    at = None if (after.state, after.at) == (before.state, before.at) else after.at
+    archive = dump_archive(state) if after.state.terminal else None
+    whose, status = state.ref.principal, orjson.dumps(after)
+    return Move(no, whose, before.state, after.state, at, status, archive)
+
+
 def ref_of(row: TaskRow) -> TaskRef:
     modes = tuple(orjson.loads(row.output_modes)) if row.output_modes is not None else None
     return TaskRef(
@@ -649,7 +676,8 @@ class _Unstored:
     before: Status
     """The status that is stored: the one before these entries."""
     entries: list[Entry] = field(default_factory=list[Entry])
-    also: list[Write] = field(default_factory=list[Write])
+    writes: list[Write] = field(default_factory=list[Write])
+    """Other writes for the same transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -674,17 +702,13 @@ class _Batch:
             segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
             status = next((e.status for e in reversed(entries) if e.status is not None), None)
             if status is not None and status != share.before:
-                log, before = share.log, share.before
-                at = None if (status.state, status.at) == (before.state, before.at) else status.at
-                archive = dump_archive(log.state) if status.state.terminal else None
-                change = (log.ref.principal, before.state, status.state, at)
-                moves.append(Move(no, *change, orjson.dumps(status), archive))
+                moves.append(status_change(no, share.before, status, share.log.state))
         task_rows.append(connection, segments, moves)
         if used:
             callers.add_spending(connection, used)
         for share in self.shares:
-            for also in share.also:
-                also(connection)
+            for write in share.writes:
+                write(connection)
 
 
 class LogWriter:
@@ -713,15 +737,19 @@ class LogWriter:
         """Set when the database has not taken ``_writing``."""
 
     def add(
-        self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
+        self,
+        log: TaskLog,
+        before: Status,
+        entries: Sequence[Entry],
+        in_same_commit: Write | None = None,
     ) -> None:
         """Queue entries of a log whose task had the status ``before``."""
         share = self._waiting.get(log.no)
         if share is None:
             share = self._waiting[log.no] = _Unstored(log, before)
         share.entries += entries
-        if also is not None:
-            share.also.append(also)
+        if in_same_commit is not None:
+            share.writes.append(in_same_commit)
         self._count += len(entries)
         if self._due is None:
             self._due = self._loop.call_later(GROUP_SECONDS, self._write)

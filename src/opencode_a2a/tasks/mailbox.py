@@ -15,10 +15,10 @@ as long as it would for a call of its own.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Generic, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
 
 import orjson
 import structlog
@@ -39,6 +39,7 @@ from opencode_a2a.ids import SessionId
 from opencode_a2a.store import mail, replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
+from opencode_a2a.tasks.state import known_fields
 from opencode_a2a.turns.fleet import FORWARDED_TO, Fleet, NotOwnerError
 
 logger = structlog.get_logger(__name__)
@@ -236,11 +237,6 @@ class Mailbox:
             self._database.notify(f"r,{row.no}")
             if row.no in self._waiting:
                 self._wake.set()
-
-
-def known_fields(kind: type[Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those fields that this version of a dataclass has; a later one may have sent more."""
-    return {one.name: sent[one.name] for one in fields(kind) if one.name in sent}
 
 
 # Errors, exactly as they were raised

@@ -86,8 +86,8 @@ ADMISSION_SECONDS = 0.02
 class OpenTask:
     """A task that has not ended: its log, and the turn that runs for it.
 
-    Only code that it runs writes the log. One turn runs at a time; between two turns, while the
-    task waits for a sign-in or for the approval of its plan, it is paused.
+    Only code that it runs writes the log. One turn runs at a time; between two turns the task
+    waits for the message that signs in or decides about its plan.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class OpenTask:
         self._owner = Owner(log.ref.id, log.ref.context_id, log.ref.principal)
         self._shared = member.turns
         self._on_change = on_change
-        """Called when the task has paused, runs again, or has ended."""
+        """Called when a turn of the task is over or begins, and when the task has ended."""
         self._turn: Turn | None = None
         self._running: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
-        """Fails a paused task if nobody sends the message that it waits for."""
+        """Fails the task if nobody sends the message that it waits for."""
         self.losing: asyncio.Task[None] | None = None
         """Fails the task because its OpenCode is lost."""
         self.given_up = False
@@ -150,16 +150,16 @@ class OpenTask:
             except Exception:
                 logger.exception("turn failed")
                 await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
-            if not self.ended and not self.log.state.status.paused:
+            if not self.ended and not self.log.state.status.between_turns:
                 logger.error("turn returned without a final event")
                 await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
         self._turn = None
         if self.ended:
             self._on_change(self)
         else:
-            self.pause()
+            self.wait_for_message()
 
-    def pause(self) -> None:
+    def wait_for_message(self) -> None:
         """Let the task wait, for a limited time, for the message that begins its next turn."""
         status = self.log.state.status
         seconds = self._shared.interrupts.settings.interrupt_request_ttl_seconds
@@ -176,16 +176,20 @@ class OpenTask:
         self._on_change(self)
 
     async def resume(
-        self, message: Message, request: TurnRequest, also: Write, plan: Interrupted | None
+        self,
+        message: Message,
+        request: TurnRequest,
+        in_same_commit: Write,
+        plan: Interrupted | None,
     ) -> None:
-        """Run another turn of a paused task; ``also`` is stored with the message.
+        """Run another turn; ``in_same_commit`` is stored with the message.
 
         ``plan`` is the plan that the message is about, None for a sign-in.
         """
-        self._check_paused(plan)
+        self._check_waits_for(plan)
         if self._running is not None:
             await asyncio.wait([self._running])  # it has ended, and may be cleaning up
-        self._check_paused(plan)
+        self._check_waits_for(plan)
         if self._turn is not None:
             raise UnsupportedOperationError(WORKING)
         if self._expiry is not None:
@@ -198,7 +202,7 @@ class OpenTask:
                 done: Resolution = "replied" if request.routing.plan else "approved"
                 events.append(Resumed(plan.request_id, plan.type, done, principal))
             # From then on a restart runs the turn: its request is stored with the message.
-            stored = await self.log.append(events, also)
+            stored = await self.log.append(events, in_same_commit)
             if not stored:  # the task has ended; whoever ends it reports that once it is stored
                 return False
             self._on_change(self)
@@ -213,7 +217,7 @@ class OpenTask:
         if not await asyncio.shield(storing):  # it was canceled in the same moment
             raise UnsupportedOperationError(ENDED)
 
-    def _check_paused(self, plan: Interrupted | None) -> None:
+    def _check_waits_for(self, plan: Interrupted | None) -> None:
         """Refuse a message about a plan or a sign-in that the task no longer waits for.
 
         A plan that has changed since is not the one that the sender has seen.
@@ -221,13 +225,13 @@ class OpenTask:
         self.check_owned()
         status = self.log.state.status
         waits = status.plan and status.plan.request_id
-        if not status.paused or waits != (plan and plan.request_id):
+        if not status.between_turns or waits != (plan and plan.request_id):
             raise UnsupportedOperationError(WORKING)
 
     # Messages for the turn that runs
 
-    async def add(self, added: Added, also: Write) -> None:
-        """Hand a further message to the turn that runs; ``also`` is stored with it."""
+    async def add(self, added: Added, in_same_commit: Write) -> None:
+        """Hand a further message to the turn that runs; ``in_same_commit`` is stored with it."""
         self.check_owned()
         turn = self._turn
         if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
@@ -238,20 +242,22 @@ class OpenTask:
         if turn is None or addition is None:
             raise UnsupportedOperationError(ENDED)
         storing = asyncio.ensure_future(
-            self.log.append([added, addition.progress("accepted")], also)
+            self.log.append([added, addition.progress("accepted")], in_same_commit)
         )
         # The sender may go away, but a stored message has to be handed on.
         storing.add_done_callback(lambda _: turn.store(addition))
         if not await asyncio.shield(storing):
             raise UnsupportedOperationError(ENDED)
 
-    async def answer(self, request_ids: Sequence[str], answer: Answer, also: Write) -> None:
-        """Answer interrupts of the turn; ``also`` is stored with the answer."""
+    async def answer(
+        self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write
+    ) -> None:
+        """Answer interrupts of the turn; ``in_same_commit`` is stored with the answer."""
         self.check_owned()
         if self._turn is None:
             raise InterruptNotFoundError(request_id=request_ids[0])
         try:
-            await self._turn.interrupts.answer(request_ids, answer, also)
+            await self._turn.interrupts.answer(request_ids, answer, in_same_commit)
         except ServiceError:
             self.check_owned()  # the next owner knows whether the answer was stored
             raise
@@ -280,31 +286,31 @@ class OpenTask:
             self._turn.cancel()
         while not self.ended:
             self.check_owned()
-            # The turn of a paused task is over, even if it has only just said so.
-            if self._turn is None or self.log.state.status.paused:
+            # Between turns the last one is over, even if it has only just said so.
+            if self._turn is None or self.log.state.status.between_turns:
                 await self.end(Finished(Outcome.CANCELED))
             else:
                 await self.log.stops.wait()
 
-    async def cancel_plan(self, message: Message, also: Write, plan: Interrupted) -> None:
-        """Cancel a task because a message rejects its plan; ``also`` is stored with that.
+    async def cancel_plan(self, message: Message, in_same_commit: Write, plan: Interrupted) -> None:
+        """Cancel a task because a message rejects its plan; ``in_same_commit`` is stored with that.
 
         Message and end are stored together: a task that was answered so waits for nobody.
         """
-        self._check_paused(plan)
-        if not await self.end(Finished(Outcome.CANCELED), also, message):
+        self._check_waits_for(plan)
+        if not await self.end(Finished(Outcome.CANCELED), in_same_commit, message):
             raise UnsupportedOperationError(ENDED)
 
     async def end(
-        self, end: Finished, also: Write | None = None, message: Message | None = None
+        self, end: Finished, in_same_commit: Write | None = None, message: Message | None = None
     ) -> bool:
         """End a task that has no turn; False if it had ended.
 
-        ``also`` is stored with the end, and so is the message that asked for it, if there is one.
+        The message that asked for it, if there is one, and ``in_same_commit`` are stored with it.
         """
         plan = self.log.state.status.plan
         events = [end] if message is None else [Answered(message), end]
-        stored = await self.log.append(events, also)
+        stored = await self.log.append(events, in_same_commit)
         self._on_change(self)
         if stored and plan is not None:
             late = end.outcome is not Outcome.CANCELED
@@ -439,7 +445,8 @@ class OpenTasks:
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of an open task."""
         task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
-        self._remote_logs.taken_over(log)
+        if (remote := self._remote_logs.logs.get(log.no)) is not None:
+            remote.taken_over(log)
         self._fleet.note_placement(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()
@@ -447,7 +454,7 @@ class OpenTasks:
         return task
 
     def _on_change(self, task: OpenTask) -> None:
-        """Take note that a task has paused, runs again, or has ended."""
+        """Take note that a turn of a task is over or begins, or that the task has ended."""
         if task.ended:
             self._remove(task)
         elif task.log.state.status.plan is not None:

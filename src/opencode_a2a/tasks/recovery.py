@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import orjson
 import structlog
 from sqlalchemy.engine import Connection
 
@@ -30,7 +29,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import engine_of
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
-from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
+from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of, status_change
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.state import (
@@ -40,7 +39,6 @@ from opencode_a2a.tasks.state import (
     Recovered,
     TaskState,
     Unknown,
-    dump_archive,
     dump_entries,
     load_request,
 )
@@ -112,10 +110,10 @@ async def recover(
             continue
 
         # It waits for a sign-in or for the approval of a plan: no turn was running.
-        if state.status.paused:
+        if state.status.between_turns:
             if request is not None:
                 task.routing, task.rights = request.routing, request.rights
-            task.pause()
+            task.wait_for_message()
             continue
 
         storing = asyncio.ensure_future(task.log.append([*new_epoch, *unlogged_events]))
@@ -151,7 +149,7 @@ async def _replay(
                 case event:
                     emitted.add(event)
     stored = await interrupts.stored(row.id, row.context_id)
-    missing = [] if replay.state.status.paused else unlogged(emitted, stored)
+    missing = [] if replay.state.status.between_turns else unlogged(emitted, stored)
     for event in missing:
         if not isinstance(event, Answered):
             emitted.add(event)
@@ -186,8 +184,7 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         # The last owner may have shown entries that it did not store: these numbers begin anew.
         entries = [state.apply(event, now) for event in (Recovered(UNOWNED), UNSTOPPED)]
         segment = Segment(row.no, first, state.seq, dump_entries(entries))
-        change = (row.principal, before.state, state.status.state, now)
-        move = Move(row.no, *change, orjson.dumps(state.status), dump_archive(state))
+        move = status_change(row.no, before, state.status, state)
         ended = await database.write(write, segment, move)
         if ended:
             ROUTINE.info("task ended without an owner", task_id=row.id, principal=row.principal)

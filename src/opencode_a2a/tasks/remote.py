@@ -75,6 +75,12 @@ class RemoteLog(ReadableLog):
         self.last = segment
         return events[0][0]
 
+    def taken_over(self, log: TaskLog) -> None:
+        """Feed the readers of the task from the log that this replica writes now."""
+        self.own = log
+        log.readers_of_stored.add(self)
+        self._logs.want([self.no])
+
     def offer(self, entries: list[Entry]) -> None:
         """Take entries of ``own``, or have them read if some before them are missing."""
         if entries and entries[0].seq == self.state.seq + 1:
@@ -155,13 +161,6 @@ class RemoteLogs:
             for log in list(self.logs.values())
             if log.ref.principal == principal and log.state.status.pending
         }
-
-    def taken_over(self, log: TaskLog) -> None:
-        """Feed the readers of a task, if it has any here, from the log that is now written here."""
-        if (remote := self.logs.get(log.no)) is not None:
-            remote.own = log
-            log.readers_of_stored.add(remote)
-            self.want([log.no])
 
     def end_reading(self) -> None:
         """End all reading of remote logs that is under way."""

@@ -2,8 +2,8 @@
 
 ``server.operations`` makes a ``SendCommand``. ``Sending.submit`` has the rules: a message continues
 the task that it names, or the one of its context that waits for an answer; every other message
-starts a task, which ``Admissions`` stores before anything runs for it. A message is recorded with
-the transaction that takes or refuses it, so that a repeat is recognised: it leads to the task of
+starts a task, which ``admit`` stores before anything runs for it. A message is recorded with the
+transaction that takes or refuses it, so that a repeat is recognised: it leads to the task of
 the first, and one that was refused for good stays refused. Everything here runs where the task
 runs: ``NotOwnerError`` says that this is another replica (see ``TaskService.submit``).
 """
@@ -11,8 +11,8 @@ runs: ``NotOwnerError`` says that this is another replica (see ``TaskService.sub
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -51,8 +51,7 @@ from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
-from opencode_a2a.tasks.mailbox import known_fields
+from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task, new_row
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import Begin, DurableReader
@@ -63,6 +62,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     dump_entries,
+    known_fields,
     load_request,
 )
 from opencode_a2a.turns.answers import (
@@ -227,172 +227,10 @@ def load_refusal(refusal: bytes) -> ServiceError:
     return REFUSALS[name](text, violations=violations, **data)
 
 
-# Admission: a message becomes a task
+# The rules
 
 OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
 ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try again later"
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What became of a message that was to start a task."""
-
-    log: ReadableLog
-    task: OpenTask | None
-    """The task that was stored for it; None for a repeat, whose task exists already."""
-
-
-class Admissions:
-    def __init__(
-        self,
-        database: Database,
-        writer: LogWriter,
-        fleet: Fleet,
-        limits: LimitSettings,
-        readers: Sequence[DurableReader],
-        open_tasks: OpenTasks,
-    ) -> None:
-        self._database = database
-        self._writer = writer
-        self._fleet = fleet
-        self._limits = limits
-        self._readers = readers
-        self._open = open_tasks
-
-    async def admit(self, command: SendCommand, member: Member) -> Admission:
-        """Store a new task before anything runs; if the message is a repeat, find its task.
-
-        A message with the same id and other content is a new message.
-        """
-        principal, digest = command.principal, command.digest
-        state = TaskState(
-            TaskRef(
-                TaskId(str(uuid4())),
-                ContextId(command.context_id or str(uuid4())),
-                principal,
-                command.output_modes,
-                now_ms(),
-            )
-        )
-        ref = state.ref
-        segment = dump_entries([state.apply(Accepted(command.message), ref.created_at)])
-        row = TaskRow(
-            id=ref.id,
-            principal=principal,
-            context_id=ref.context_id,
-            state=state.status.state,
-            created_at=ref.created_at,
-            updated_at=ref.created_at,
-            status=orjson.dumps(state.status),
-            output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
-            request=orjson.dumps(command.request),
-            upstream=member.name,
-        )
-        several = self._database.census.has_others
-        message = (principal, command.message.message_id)
-        errands = self._fleet.errands_of(principal) if command.budget.turns else 0
-
-        def write(connection: Connection) -> tuple[int, list[Begin]] | TaskRow:
-            if several:
-                task_rows.await_admissions(connection, principal)
-            earlier = task_rows.find_message(connection, *message, digest)
-            if earlier is not None:
-                earlier_row, refusal = earlier
-                if refusal is not None:
-                    raise load_refusal(refusal)
-                return earlier_row
-            open_tasks = counted
-            if several:
-                self._check_binding(connection, command, member)
-                own = task_rows.tally(connection, OPEN, principal)
-                open_tasks = own, task_rows.tally(connection, OPEN)
-            self._check_limits(connection, command, *open_tasks, errands)
-            no = task_rows.add_task(connection, row, (command.message.message_id, digest))
-            task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
-            begins = (one.admit(connection, no, ref, command.push) for one in self._readers)
-            return no, [begin for begin in begins if begin is not None]
-
-        def adopt(no: int, begins: Sequence[Begin]) -> OpenTask:
-            log = TaskLog(no, state, self._writer, self._database)
-            task = self._open.adopt(log, member, command.request.routing)
-            for begin in begins:
-                begin(log)
-            return task
-
-        def late(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
-            """Run a task that was stored after its sender was told that the database is away.
-
-            The sender can send the message again, and finds this task.
-            """
-            if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
-                adopt(*outcome).start(command.request, new_context=command.context_id is None)
-
-        with self._open.admission(principal, member, self._limits) as counted:
-            try:
-                outcome = await self._database.write_in_time(write, late, message)
-            except BudgetExhaustedError as error:
-                budget.note_refusal(principal, error)
-                raise
-            if not isinstance(outcome, TaskRow):
-                task = adopt(*outcome)
-                return Admission(task.log, task)
-        return Admission(await self._open.log_of(outcome), None)
-
-    def joins(self, command: SendCommand, row: TaskRow, task_routing: Routing) -> bool:
-        """Whether a message is to run in the session of a task, which was to run somewhere."""
-        routing = command.request.routing
-        if row.context_id != command.context_id or routing.session_id is not None:
-            return False
-        with suppress(InvalidParamsError):  # the directory of the task is gone: its turn says so
-            return self._fleet.first.turns.sessions.same_place(routing, task_routing)
-        return False
-
-    def _check_binding(self, connection: Connection, command: SendCommand, member: Member) -> None:
-        """Raise NotOwnerError if another replica has bound the context to another OpenCode.
-
-        For the transaction that admits a task, after ``await_admissions``: of two first messages
-        of a context that come to two replicas at the same moment, the second finds the task of
-        the first, and goes where that runs.
-        """
-        principal, routing = command.principal, command.request.routing
-        if command.context_id is None or routing.session_id is not None:
-            return  # a new context, or one that goes where the session is
-        place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
-        linked = links.linked(connection, principal, *place)
-        rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
-        bound = [linked.upstream] if linked else []
-        bound += [
-            row.upstream
-            for row in rows
-            if row.request is not None
-            and self.joins(command, row, load_request(row.request).routing)
-        ]
-        if member.name not in bound:
-            for upstream in filter(self._fleet.keeps_contexts, bound):
-                raise NotOwnerError(upstream)
-
-    def _check_limits(
-        self, connection: Connection, command: SendCommand, own: int, total: int, errands: int
-    ) -> None:
-        """Refuse a further task of a caller who has too many, or no budget left.
-
-        ``own`` and ``total`` count the open tasks of the caller and of all; ``errands`` are the
-        caller's, which count as turns do.
-        """
-        principal, limits = command.principal, self._limits
-        if own >= (most := limits.max_tasks_per_principal):
-            raise LimitExceededError(OWN_TASKS.format(most), limit=most)
-        if total >= (most := limits.max_open_tasks):
-            raise LimitExceededError(ALL_TASKS.format(most), limit=most)
-        if command.budget != UNLIMITED:
-            budget.check_spent(connection, principal, command.budget)
-        if command.budget.turns:
-            running = task_rows.tally(connection, budget.RUNNING, principal) + errands + 1
-            budget.check_turns(running, command.budget)
-
-
-# The rules
-
 SEVERAL = "Several tasks of this context wait for an answer."
 SETTLED = "The request was settled before this answer came"
 APPROVED = "The plan is approved. Carry it out."
@@ -420,19 +258,23 @@ class Sending:
     def __init__(
         self,
         database: Database,
+        writer: LogWriter,
         fleet: Fleet,
+        limits: LimitSettings,
         outbox: Outbox,
+        readers: Sequence[DurableReader],
         open_tasks: OpenTasks,
-        admissions: Admissions,
         budgets: Budgets,
     ) -> None:
         self._database = database
+        self._writer = writer
         self._fleet = fleet
+        self._limits = limits
         self._outbox = outbox
+        self._readers = readers
         self._open = open_tasks
-        self._admissions = admissions
         self._budgets = budgets
-        self.answering: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
+        self.message_locks: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
             WeakValueDictionary()
         )
         """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
@@ -458,7 +300,27 @@ class Sending:
             if waiting:
                 return await self._refuse_ambiguous(command, waiting)
         # Every other message starts a task.
-        return await self._start(command, elsewhere)
+        if routing != ANYWHERE:
+            # A repeat does not fail because its directory, agent or session is gone by now.
+            earlier = await self._earlier(command)
+            if earlier is not None:
+                return Submitted(await self._open.log_of(earlier), 0, repeat=True)
+        for row, task_routing in elsewhere:
+            if self._joins(command, row, task_routing):
+                raise NotOwnerError(row.upstream)  # its session may not be stored yet
+        member = await self._fleet.member_for_message(
+            command.principal, command.context_id, routing
+        )
+        await member.turns.reachable()
+        if routing != ANYWHERE:
+            await _check(command.principal, command.request, member.turns)
+        # The OpenCode may have been given to another replica while it was waited for and asked.
+        member.check_owned()
+        admitted = await self.admit(command, member)
+        if isinstance(admitted, TaskRow):
+            return Submitted(await self._open.log_of(admitted), 0, repeat=True)
+        admitted.start(command.request, new_context=command.context_id is None)
+        return Submitted(admitted.log, admitted.log.state.seq)
 
     # Which task a message is for
 
@@ -550,72 +412,148 @@ class Sending:
 
     # A new task
 
-    async def _start(
-        self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
-    ) -> Submitted:
-        routing = command.request.routing
-        if routing != ANYWHERE:
-            # A repeat does not fail because its directory, agent or session is gone by now.
-            earlier = await self._earlier(command)
-            if earlier is not None:
-                return Submitted(await self._open.log_of(earlier), 0, repeat=True)
-        for row, task_routing in elsewhere:
-            if self._admissions.joins(command, row, task_routing):
-                raise NotOwnerError(row.upstream)  # its session may not be stored yet
-        member = await self._fleet.member_for_message(
-            command.principal, command.context_id, routing
+    async def admit(self, command: SendCommand, member: Member) -> OpenTask | TaskRow:
+        """Store a new task before anything runs; if the message is a repeat, return its task's row.
+
+        A message with the same id and other content is a new message.
+        """
+        principal, limits, digest = command.principal, self._limits, command.digest
+        ref = TaskRef(
+            TaskId(str(uuid4())),
+            ContextId(command.context_id or str(uuid4())),
+            principal,
+            command.output_modes,
+            now_ms(),
         )
-        await member.turns.reachable()
-        if routing != ANYWHERE:
-            await _check(command.principal, command.request, member.turns)
-        member.check_owned()  # it may have been given up meanwhile
-        admission = await self._admissions.admit(command, member)
-        if admission.task is None:
-            return Submitted(admission.log, 0, repeat=True)
-        admission.task.start(command.request, new_context=command.context_id is None)
-        return Submitted(admission.log, admission.log.state.seq)
+        state = TaskState(ref)
+        segment = dump_entries([state.apply(Accepted(command.message), ref.created_at)])
+        row = new_row(state, command.request, member.name)
+        several = self._database.census.has_others
+        message = (principal, command.message.message_id)
+        errands = self._fleet.errands_of(principal) if command.budget.turns else 0
+
+        def write(connection: Connection) -> tuple[int, list[Begin]] | TaskRow:
+            if several:
+                task_rows.await_admissions(connection, principal)
+            earlier = task_rows.find_message(connection, *message, digest)
+            if earlier is not None:
+                earlier_row, refusal = earlier
+                if refusal is not None:
+                    raise load_refusal(refusal)
+                return earlier_row
+            own, total = counted
+            if several:
+                self._check_binding(connection, command, member)
+                own = task_rows.tally(connection, OPEN, principal)
+                total = task_rows.tally(connection, OPEN)
+            if own >= (most := limits.max_tasks_per_principal):
+                raise LimitExceededError(OWN_TASKS.format(most), limit=most)
+            if total >= (most := limits.max_open_tasks):
+                raise LimitExceededError(ALL_TASKS.format(most), limit=most)
+            if command.budget != UNLIMITED:
+                budget.check_new_turn(connection, principal, command.budget, errands)
+            no = task_rows.add_task(connection, row, (command.message.message_id, digest))
+            task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            begins = (one.admit(connection, no, ref, command.push) for one in self._readers)
+            return no, [begin for begin in begins if begin is not None]
+
+        def adopt(no: int, begins: Sequence[Begin]) -> OpenTask:
+            log = TaskLog(no, state, self._writer, self._database)
+            task = self._open.adopt(log, member, command.request.routing)
+            for begin in begins:
+                begin(log)
+            return task
+
+        def late(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
+            # The sender was told that the database is away, but the task was stored after all. If
+            # the message is sent again, it leads to this task.
+            if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
+                adopt(*outcome).start(command.request, new_context=command.context_id is None)
+
+        with self._open.admission(principal, member, limits) as counted:
+            try:
+                outcome = await self._database.write_in_time(write, late, message)
+            except BudgetExhaustedError as error:
+                budget.note_refusal(principal, error)
+                raise
+            return outcome if isinstance(outcome, TaskRow) else adopt(*outcome)
+
+    def _joins(self, command: SendCommand, row: TaskRow, task_routing: Routing) -> bool:
+        """Whether a message is to run in the session of a task, which was to run somewhere."""
+        routing = command.request.routing
+        if row.context_id != command.context_id or routing.session_id is not None:
+            return False
+        with suppress(InvalidParamsError):  # the directory of the task is gone: its turn says so
+            return self._fleet.first.turns.sessions.same_place(routing, task_routing)
+        return False
+
+    def _check_binding(self, connection: Connection, command: SendCommand, member: Member) -> None:
+        """Raise NotOwnerError if another replica has bound the context to another OpenCode.
+
+        For the transaction that admits a task, after ``await_admissions``: of two first messages
+        of a context that come to two replicas at the same moment, the second finds the task of
+        the first, and goes where that runs.
+        """
+        principal, routing = command.principal, command.request.routing
+        if command.context_id is None or routing.session_id is not None:
+            return  # a new context, or one that goes where the session is
+        place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
+        linked = links.linked(connection, principal, *place)
+        rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
+        bound = [linked.upstream] if linked else []
+        bound += [
+            row.upstream
+            for row in rows
+            if row.request is not None
+            and self._joins(command, row, load_request(row.request).routing)
+        ]
+        if member.name not in bound:
+            for upstream in filter(self._fleet.keeps_contexts, bound):
+                raise NotOwnerError(upstream)
 
     # A task that exists
 
     async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
-        """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
+        """Take a message on a task."""
         row = await self._open.row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
             raise InvalidParamsError.of(
                 "message.contextId", "is not the context of this task; leave it out"
             )
-        self._open.check_owned(row)
+        self._open.check_owned(row)  # before anything is awaited that only its owner can answer
+        # The sender may go away, but what is stored with the message has to be done.
+        return await asyncio.shield(asyncio.ensure_future(self._take_message(command, row)))
+
+    async def _take_message(self, command: SendCommand, row: TaskRow) -> Submitted:
+        """Take an answer, another try after a sign-in, a further prompt, or a repeat of one."""
         copies = (command.principal, command.message.message_id)
-        async with self.answering.setdefault(copies, asyncio.Lock()):
-            earlier = await self._earlier(command, task_id)
+        async with self.message_locks.setdefault(copies, asyncio.Lock()):
+            earlier = await self._earlier(command, row.id)
+            task = self._open.get(row.id if earlier is None else earlier.id)
             if earlier is not None:
-                return await self._repeat(command, earlier)
-            task = self._open.get(task_id)
+                if task is not None:
+                    await task.repeat(command.message)
+                log = await self._open.log_of(earlier)
+                if command.message not in log.state.history:
+                    # The task may have moved while it was asked; its next owner knows the answer.
+                    self._open.check_owned(earlier)
+                    raise InterruptNotFoundError(SETTLED)
+                return Submitted(log, 0, repeat=True)
             if task is None:
+                # It has ended, or was left to another replica, while the lock was waited for.
                 self._open.check_owned(row)
                 raise UnsupportedOperationError(ENDED)
+            # It may be on its way to another replica: it stays in ``OpenTasks`` until it is stored.
             task.check_owned()
             await task.member.turns.reachable()
             seen = await self._seen_number(command, task.log)
-            state = await task.log.firm_state()
-            match state.status.state:
+            match (await task.log.firm_state()).status.state:
                 case State.INPUT_REQUIRED:
                     return await self._answer(command, task, seen)
                 case State.AUTH_REQUIRED:
                     return await self._try_again(command, task)
                 case _:
                     return await self._add(command, task)
-
-    async def _repeat(self, command: SendCommand, earlier: TaskRow) -> Submitted:
-        """Return what became of a message that was taken before."""
-        task = self._open.get(earlier.id)
-        if task is not None:
-            await task.repeat(command.message)
-        log = await self._open.log_of(earlier)
-        if command.message not in log.state.history:
-            self._open.check_owned(earlier)
-            raise InterruptNotFoundError(SETTLED)
-        return Submitted(log, 0, repeat=True)
 
     async def _seen_number(self, command: SendCommand, log: TaskLog) -> int:
         """Return the highest number of a request of a task that the sender may have been shown."""
@@ -631,7 +569,7 @@ class Sending:
     async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Submitted:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
         state, log = task.log.state, task.log
-        task.check_owned()
+        task.check_owned()  # it may have been left to another replica during the wait
         try:
             if (plan := state.status.plan) is not None:
                 decision = decide(command.message, plan, seen)
@@ -650,12 +588,15 @@ class Sending:
             raise refusal from None
         answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
         requests = [asked.request_id for asked in meaning.asked]
+        seq = log.state.seq
         try:
-            return await self._take(command, task, lambda also: task.answer(requests, answer, also))
+            async with self._recording(command, task) as in_same_commit:
+                await task.answer(requests, answer, in_same_commit)
         except ServiceError as refused:
             if isinstance(refused, FINAL_REFUSALS):
                 await self._database.write(record(command, log, refusal=refused))
             raise
+        return Submitted(log, seq)
 
     async def _decide(
         self, command: SendCommand, task: OpenTask, plan: Interrupted, decision: PlanDecision
@@ -663,9 +604,10 @@ class Sending:
         """Cancel a task, have its plan carried out, or have the plan changed."""
         routing, planned = command.request.routing, task.routing
         if decision.wanted == "cancel":
-            return await self._take(
-                command, task, lambda also: task.cancel_plan(command.message, also, plan)
-            )
+            seq = task.log.state.seq
+            async with self._recording(command, task) as in_same_commit:
+                await task.cancel_plan(command.message, in_same_commit, plan)
+            return Submitted(task.log, seq)
         self._check_place(routing, task)
         go, following = decision.wanted == "go", _next_routing(routing, planned)
         agent = following.agent
@@ -688,7 +630,6 @@ class Sending:
             text = "\n\n".join(filter(None, (APPROVED, decision.remark)))
             request = replace(request, prompt=(PromptPart(text=text),))
         _check_watched(request)
-        await self._budgets.check(command.principal, command.budget, begins_turn=True)
         return await self._resume(command, task, request, plan)
 
     async def _try_again(self, command: SendCommand, task: OpenTask) -> Submitted:
@@ -702,7 +643,6 @@ class Sending:
         request = replace(command.request, routing=routing, rights=rights)
         if routing != ANYWHERE:
             await _check(command.principal, request, task.member.turns)
-        await self._budgets.check(command.principal, command.budget, begins_turn=True)
         return await self._resume(command, task, request, None)
 
     async def _resume(
@@ -712,12 +652,12 @@ class Sending:
         request: TurnRequest,
         plan: Interrupted | None,
     ) -> Submitted:
-        return await self._take(
-            command,
-            task,
-            lambda also: task.resume(command.message, request, also, plan),
-            request,
-        )
+        """Begin the next turn of a task, if the caller's budget allows one more."""
+        await self._budgets.check(command.principal, command.budget, begins_turn=True)
+        seq = task.log.state.seq
+        async with self._recording(command, task, request) as in_same_commit:
+            await task.resume(command.message, request, in_same_commit, plan)
+        return Submitted(task.log, seq)
 
     async def _add(self, command: SendCommand, task: OpenTask) -> Submitted:
         """Hand a message to the turn that runs."""
@@ -735,45 +675,40 @@ class Sending:
             raise InvalidParamsError.of(COMMAND_FIELD, ALREADY_AT_WORK)
         await self._budgets.check(command.principal, command.budget, begins_turn=False)
         added = Added(command.message, command.request)
-        return await self._take(command, task, lambda also: task.add(added, also))
+        seq = task.log.state.seq
+        async with self._recording(command, task) as in_same_commit:
+            await task.add(added, in_same_commit)
+        return Submitted(task.log, seq)
 
-    async def _take(
-        self,
-        command: SendCommand,
-        task: OpenTask,
-        act: Callable[[Write], Awaitable[None]],
-        request: TurnRequest | None = None,
-    ) -> Submitted:
-        """Have ``act`` take a message on a task, and record it in the same transaction.
+    @asynccontextmanager
+    async def _recording(
+        self, command: SendCommand, task: OpenTask, request: TurnRequest | None = None
+    ) -> AsyncGenerator[Write]:
+        """Yield the write that records a message, for the transaction in which a task takes it.
 
-        The webhook that it brings is part of that: a message whose webhook cannot be stored is not
-        taken. ``request`` is that of the turn that the message begins.
+        That also stores the webhook that the message brings: a message whose webhook cannot be
+        stored is not taken. ``request`` is that of the turn that the message begins.
         """
-        log, seq, push = task.log, task.log.state.seq, command.push
-        recording = record(command, log, request)
+        log, push = task.log, command.push
+        record_message = record(command, log, request)
         if push is None:
-            await act(recording)
-            return Submitted(log, seq)
+            yield record_message
+            return
         await self._outbox.check_limits(log, push)
         store_webhook, begin = self._outbox.inserting(log, push), list[Begin | None]()
 
-        def also(connection: Connection) -> None:
-            recording(connection)
+        def in_same_commit(connection: Connection) -> None:
+            record_message(connection)
             begin[:] = [store_webhook(connection)]  # again, if the first transaction fails
 
-        async def take() -> None:
-            try:
-                await act(also)
-            except ServiceError:
-                # It may be stored all the same, like an answer that OpenCode does not take now.
-                await self._outbox.start_stored(log)
-                raise
-            for begin_webhook in filter(None, begin):
-                begin_webhook(log)
-
-        # The sender may go away, but the webhook has to be served.
-        await asyncio.shield(asyncio.ensure_future(take()))
-        return Submitted(log, seq)
+        try:
+            yield in_same_commit
+        except ServiceError:
+            # It may be stored all the same, like an answer that OpenCode does not take now.
+            await self._outbox.start_stored(log)
+            raise
+        for begin_webhook in filter(None, begin):
+            begin_webhook(log)
 
     def _check_place(self, routing: Routing, task: OpenTask) -> None:
         """Refuse a message that names another place than its task runs in."""

@@ -1,15 +1,14 @@
-"""The front of the tasks: everything that ``server`` and ``extensions`` may ask of them.
+"""``TaskService``: what ``server`` and ``extensions`` may ask of tasks.
 
-``TaskService`` puts the parts together and answers for every task, wherever that runs: what only
-the owner of its OpenCode can do is declared as an ``OwnerCall``. Messages are taken by
-``tasks.sending``, the tasks that this process runs are in ``tasks.open``. A task of another
-principal is not found.
+It answers for every task, wherever that runs. What only the replica that runs a task can do is
+tried here first; ``NotOwnerError`` names the OpenCode of the task, whose owner is then asked by an
+``OwnerCall``. Messages are taken by ``tasks.sending``, the tasks that this process runs are in
+``tasks.open``. A task of another principal is not found.
 """
 
-import asyncio
 import base64
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -29,14 +28,14 @@ from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, load_task
-from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, known_fields, load_fields
+from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, load_fields
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import end_unowned
 from opencode_a2a.tasks.remote import RemoteLogs
-from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted
-from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
+from opencode_a2a.tasks.sending import SendCommand, Sending, Submitted
+from opencode_a2a.tasks.state import Cursor, Query, State, TaskState, known_fields
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 
@@ -101,8 +100,9 @@ class TaskService:
         self.budgets = Budgets(database, fleet)
         self.mailbox = Mailbox(database, fleet.owned)
         """Carries calls between replicas."""
-        self.admissions = Admissions(database, writer, fleet, limits, readers, self.open)
-        self._sending = Sending(database, fleet, outbox, self.open, self.admissions, self.budgets)
+        self.sending = Sending(
+            database, writer, fleet, limits, outbox, readers, self.open, self.budgets
+        )
         fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
 
         # The calls that the owner of an OpenCode runs. A result that refers to a task is read from
@@ -126,9 +126,8 @@ class TaskService:
         self._submit_at_owner = OwnerCall(
             self.mailbox,
             "submit",
-            self._sending.submit,
-            # A plain answer counts for what readers were shown, wherever they were.
-            dump=lambda sent: replace(sent, seen=self.remote_logs.seen(sent.principal)).dump(),
+            self.sending.submit,
+            dump=SendCommand.dump,
             load=SendCommand.load,
             dump_result=lambda done: orjson.dumps([done.log.ref.id, done.seq, done.repeat]),
             load_result=load_submitted,
@@ -162,14 +161,14 @@ class TaskService:
             repeatable=lambda _: True,
         )
 
-    @property
-    def answering(self) -> MutableMapping[tuple[Principal, str], asyncio.Lock]:
-        """The locks of messages and replies that are being handled: see ``Sending.answering``."""
-        return self._sending.answering
-
     async def submit(self, command: SendCommand) -> Submitted:
         """Start a task, or continue the one that a message is meant for; see ``Sending.submit``."""
-        return await self._submit_at_owner(command)
+        try:
+            return await self.sending.submit(command)
+        except NotOwnerError as error:
+            # A plain answer counts for what readers were shown, wherever they were.
+            seen = self.remote_logs.seen(command.principal)
+            return await self._submit_at_owner.ask(error.upstream, replace(command, seen=seen))
 
     # Reading
 
@@ -265,7 +264,10 @@ class TaskService:
         """End a task; an ended one is returned if it was canceled before, else refused."""
         named = TaskName(principal, task_id)
         try:
-            return await self._cancel_at_owner(named)
+            try:
+                return await self._cancel(named)
+            except NotOwnerError as error:
+                return await self._cancel_at_owner.ask(error.upstream, named)
         except UpstreamUnreachableError:
             row = await self.open.row(principal, task_id)
             if not await end_unowned(self._database, row):
@@ -305,7 +307,11 @@ class TaskService:
         if anew and config.id is None and config.version != SNAPSHOTS:
             # The owner may be asked twice if one dies over it, but it is one webhook.
             config = replace(config, id=str(uuid4()))
-        return await self._put_webhook_at_owner(NewWebhook(principal, task_id, config, anew))
+        new = NewWebhook(principal, task_id, config, anew)
+        try:
+            return await self._put_webhook(new)
+        except NotOwnerError as error:
+            return await self._put_webhook_at_owner.ask(error.upstream, new)
 
     async def _put_webhook(self, new: NewWebhook) -> HookRow:
         await self.check_serves(new.principal, new.task_id)
@@ -314,7 +320,11 @@ class TaskService:
 
     async def delete_webhook(self, principal: Principal, task_id: str, config_id: str) -> None:
         """Forget a webhook of a task, and what is being sent to it; there may be none."""
-        await self._delete_webhook_at_owner(WebhookName(principal, task_id, config_id))
+        named = WebhookName(principal, task_id, config_id)
+        try:
+            await self._delete_webhook(named)
+        except NotOwnerError as error:
+            await self._delete_webhook_at_owner.ask(error.upstream, named)
 
     async def _delete_webhook(self, named: WebhookName) -> None:
         await self.check_serves(named.principal, named.task_id)

@@ -8,7 +8,7 @@ back equal. Nothing here does I/O.
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from typing import Any, assert_never, get_args
 
@@ -184,7 +184,7 @@ class Status:
         return next((asked for asked in self.pending if asked.type == "plan"), None)
 
     @property
-    def paused(self) -> bool:
+    def between_turns(self) -> bool:
         """Whether no turn runs, and the next message starts one."""
         return self.state is State.AUTH_REQUIRED or self.plan is not None
 
@@ -256,29 +256,30 @@ class TerminalError(Exception):
     """An entry was to follow a terminal state."""
 
 
+@dataclass(eq=False, slots=True)
 class TaskState:
     """A task, folded from its log up to the entry ``seq``."""
 
-    def __init__(self, ref: TaskRef) -> None:
-        self.ref = ref
-        self.seq = 0
-        self.status = Status(State.SUBMITTED, ref.created_at)
-        self.history: list[Message] = []
-        self.channels: dict[Channel, RunningText] = {}
-        self.artifacts: dict[str, ArtifactEvent] = {}
-        """All artifacts but the texts, by ``ArtifactEvent.artifact``."""
-        self.settled: dict[str, Resumed] = {}
-        """How each settled interrupt ended, by request id."""
-        self._used: UsageCounted | None = None
-        """The usage of the turns before the present one; None unless the task began with a plan."""
-        self.epochs: list[int] = []
-        """The sequence number of every recovery, in order."""
-        self.generation = 1
-        """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers see."""
-        self.state_changes: deque[Entry] = deque()
-        """The latest entries that changed the state, in order."""
-        self.unremembered = 0
-        """Sequence number of the latest change that is no longer in ``state_changes``."""
+    ref: TaskRef
+    seq: int = 0
+    status: Status = Status(State.SUBMITTED, 0)
+    """The first entry of every log, ``Accepted``, says since when."""
+    history: list[Message] = field(default_factory=list[Message])
+    channels: dict[Channel, RunningText] = field(default_factory=dict[Channel, RunningText])
+    artifacts: dict[str, ArtifactEvent] = field(default_factory=dict[str, ArtifactEvent])
+    """All artifacts but the texts, by ``ArtifactEvent.artifact``."""
+    settled: dict[str, Resumed] = field(default_factory=dict[str, Resumed])
+    """How each settled interrupt ended, by request id."""
+    _used: UsageCounted | None = None
+    """The usage of the turns before the present one; None unless the task began with a plan."""
+    epochs: list[int] = field(default_factory=list[int])
+    """The sequence number of every recovery, in order."""
+    generation: int = 1
+    """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers see."""
+    state_changes: deque[Entry] = field(default_factory=deque[Entry])
+    """The latest entries that changed the state, in order."""
+    unremembered: int = 0
+    """Sequence number of the latest change that is no longer in ``state_changes``."""
 
     @property
     def epoch(self) -> int:
@@ -318,7 +319,7 @@ class TaskState:
                     self.status = replace(self.status, queued=queued)
             case Accepted():
                 self.history.append(event.message)
-                self.status = replace(self.status, subject=event.message.subject)
+                self.status = replace(self.status, at=at, subject=event.message.subject)
             case Added() | Answered():
                 # A message that answered several interrupts is logged with each of them.
                 if event.message not in self.history[1:]:
@@ -387,25 +388,33 @@ class TaskState:
 _Fields = dict[str, Any]
 
 
+def known_fields(kind: type[Any], sent: _Fields) -> _Fields:
+    """Return those fields that this version of a dataclass has; a later one may have sent more."""
+    return {name: sent[name] for name in sent if name in kind.__dataclass_fields__}
+
+
+def _failure(fields: _Fields | None) -> Failure | None:
+    return Failure(**fields) if fields else None
+
+
 def _usage(fields: _Fields) -> UsageCounted:
     own, children = fields.pop("own"), fields.pop("children")
     return UsageCounted(Usage(**own), Usage(**children) if children else None, **fields)
 
 
 def _finished(fields: _Fields) -> Finished:
-    failure = fields.pop("failure")
-    outcome = Outcome(fields.pop("outcome"))
-    return Finished(outcome, failure=Failure(**failure) if failure else None, **fields)
-
-
-def _replaced(fields: _Fields) -> ChannelReplaced:
-    parts = [(part_id, text) for part_id, text in fields["parts"]]
-    return ChannelReplaced(Channel(fields["channel"]), fields["message_id"], parts)
+    failure, outcome = _failure(fields.pop("failure")), Outcome(fields.pop("outcome"))
+    return Finished(outcome, failure=failure, **fields)
 
 
 def _diff(fields: _Fields) -> DiffChanged:
     files = [FileChange(**file) for file in fields.pop("files")]
     return DiffChanged(files, **fields)
+
+
+def _replaced(fields: _Fields) -> ChannelReplaced:
+    parts = [(part_id, text) for part_id, text in fields["parts"]]
+    return ChannelReplaced(Channel(fields["channel"]), fields["message_id"], parts)
 
 
 def _request(fields: _Fields) -> TurnRequest:
@@ -456,25 +465,21 @@ def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
 
 def _load_later(name: str, fields: _Fields) -> LogEvent:
     """Read an event without the fields that only a later version knows; ``Unknown`` if it fails."""
-    if (kind := _KINDS.get(name)) is not None:
-        fields = {field: fields[field] for field in fields if field in kind.__dataclass_fields__}
     try:
-        return _LOADERS[name](fields)
+        return _LOADERS[name](known_fields(_KINDS[name], fields) if name in _KINDS else fields)
     except (KeyError, TypeError, ValueError):
         return Unknown(name)
 
 
 def load_status(data: bytes) -> Status:
     """Read a status as ``orjson`` wrote it."""
-    fields: _Fields = orjson.loads(data)
+    fields = known_fields(Status, orjson.loads(data))
     failure, usage = fields.pop("failure"), fields.pop("usage")
     queued = fields.pop("queued", None)  # 2.0.0 did not write it
-    for later in fields.keys() - Status.__dataclass_fields__.keys():
-        del fields[later]
     return Status(
         state=State(fields.pop("state")),
         pending=tuple(Interrupted.load(one) for one in fields.pop("pending")),
-        failure=Failure(**failure) if failure else None,
+        failure=_failure(failure),
         usage=_usage(usage) if usage else None,
         queued=Progressed(**queued) if queued else None,
         **fields,

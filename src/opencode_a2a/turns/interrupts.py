@@ -350,11 +350,11 @@ class SharedInterrupts:
         self,
         request_ids: Sequence[str],
         answer: Answer,
-        also: Write | None = None,
+        in_same_commit: Write | None = None,
         *,
         insist: bool = False,
     ) -> None:
-        """Store an answer before OpenCode is given it, and run ``also`` in the same transaction.
+        """Store an answer, and run ``in_same_commit`` with that, before OpenCode is given it.
 
         Otherwise a service that is killed in between would take the caller's repeat for the
         answer to the next interrupt. ``insist`` waits for a database that is away.
@@ -363,8 +363,8 @@ class SharedInterrupts:
         def write(connection: Connection) -> None:
             for request_id in request_ids:
                 interrupt_rows.store_answer(connection, request_id, answer.dump())
-            if also is not None:
-                also(connection)
+            if in_same_commit is not None:
+                in_same_commit(connection)
 
         await (self._database.write_until_stored(write) if insist else self._database.write(write))
 
@@ -660,11 +660,11 @@ class WorkInterrupts:
         return Next.GO_ON
 
     async def answer(
-        self, request_ids: Sequence[str], answer: Answer, also: Write | None = None
+        self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write | None = None
     ) -> None:
         """Answer for a person; return once OpenCode has confirmed the answer to each request.
 
-        ``also`` runs in the transaction that stores the answer, before OpenCode gets it.
+        ``in_same_commit`` runs in the transaction that stores the answer, before OpenCode gets it.
         """
         await self._wait_connected()  # then the answers that an earlier process stored are known
         found: list[Interrupt] = []
@@ -679,7 +679,7 @@ class WorkInterrupts:
         for interrupt in found:
             interrupt.stage = Stage.SENDING  # from here on nobody else can answer
         try:
-            await self.shared.store_answer(request_ids, answer, also)
+            await self.shared.store_answer(request_ids, answer, in_same_commit)
         except BaseException:
             for interrupt, stage in before:
                 if interrupt.stage is Stage.SENDING:

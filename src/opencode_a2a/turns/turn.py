@@ -125,9 +125,9 @@ class Log(Protocol):
     """The log of a task, as its turn writes it: a ``tasks.log.TaskLog``, which is above turns."""
 
     async def append(
-        self, events: Sequence[TurnEvent | Answered], also: Write | None = None
+        self, events: Sequence[TurnEvent | Answered], in_same_commit: Write | None = None
     ) -> object:
-        """Append events, and run ``also`` in the same transaction; return once both are stored."""
+        """Append events, and run ``in_same_commit`` with that; return once both are stored."""
         ...
 
     def append_now(self, events: Sequence[TurnEvent]) -> object:
