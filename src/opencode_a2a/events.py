@@ -37,7 +37,7 @@ class SessionBound:
     directory: str | None = None
     title: str | None = None
     model: str | None = None
-    """``provider/model`` as far as it is known: what was asked for, or what answers."""
+    """``provider/model`` if it is known: the one that was requested, or the one that answers."""
     agent: str | None = None
 
 
@@ -153,7 +153,7 @@ ProgressType = Literal[
     "peer",
     "recovered",
 ]
-"""What makes progress; ``docs/guide.md`` lists the types for clients."""
+"""The subjects of progress; ``docs/guide.md`` lists them for clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Interrupted:
     origin: str | None = None
     """The title of the sub-agent that asks; None when it is the agent itself."""
     number: int | None = None
-    """What a person calls it by: the requests of a task are numbered, and no number comes again."""
+    """Its number among the requests of the task, by which a person answers it; never used twice."""
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
@@ -242,7 +242,7 @@ class Resumed:
     type: AskedType
     resolution: Resolution
     by: str | None = None
-    """Who settled it: a principal, or what did so without a person."""
+    """The principal that settled it, or the rule, grant or deadline that did."""
     reason: str | None = None
     """Nothing sets it; the published metadata of an interrupt declare it."""
 
@@ -285,12 +285,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class UsageCounted:
-    """What the turn used: its own steps, and apart from them those of its sub-agents."""
+    """The tokens and the cost of a turn: of its own steps, and separately of its sub-agents."""
 
     own: Usage
     children: Usage | None = None
     model: str | None = None
-    """What answered last: ``provider/model``, and the agent of OpenCode's that used it."""
+    """The model that answered last, as ``provider/model``; ``agent`` is the agent that used it."""
     agent: str | None = None
 
     def __add__(self, later: "UsageCounted") -> "UsageCounted":

@@ -72,16 +72,16 @@ def loads(body: bytes) -> Any:
         return orjson.loads(whole_characters(body))
 
 
-def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Json:
+def decode(body: bytes) -> Json:
     """Return the value of a document; raise ParseError that says exactly what is wrong."""
     try:
         value: Json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        _explain(body, error, max_depth)
-    if body.count(b"[") + body.count(b"{") > max_depth:
+        _explain(body, error)
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
-        if max(accumulate(memoryview(steps).cast("b"))) > max_depth:
-            _refuse_depth(max_depth)
+        if max(accumulate(memoryview(steps).cast("b"))) > MAX_DEPTH:
+            _refuse_depth()
     # Decoding drops a repeated key, and encoding then yields fewer colons. It yields more only for
     # a colon that was written as an escape.
     repeats = body.count(b":") != orjson.dumps(value).count(b":") or b"\\u003" in body
@@ -127,7 +127,7 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoReturn:
+def _explain(body: bytes, error: orjson.JSONDecodeError) -> NoReturn:
     """Raise ParseError that says why a body is not JSON."""
     if not body.strip():
         raise ParseError("The body is empty; send a JSON object", problem="empty") from None
@@ -138,7 +138,7 @@ def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoRe
     if text.startswith("\ufeff"):
         raise ParseError("The body begins with a byte order mark; leave it out", problem="encoding")
     if "depth" in error.msg or "recursion" in error.msg:
-        _refuse_depth(max_depth)
+        _refuse_depth()
     if "infinity" in error.msg:
         raise ParseError("A number is too large; send it as a string", problem="number_range")
     if "surrogate" in error.msg:
@@ -158,9 +158,9 @@ def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoRe
     )
 
 
-def _refuse_depth(max_depth: int) -> NoReturn:
+def _refuse_depth() -> NoReturn:
     raise ParseError(
-        f"The body is nested more than {max_depth} levels deep",
+        f"The body is nested more than {MAX_DEPTH} levels deep",
         problem="depth",
-        max_depth=max_depth,
+        max_depth=MAX_DEPTH,
     )

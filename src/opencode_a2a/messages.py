@@ -136,11 +136,11 @@ class TurnRequest:
     prompt: tuple[PromptPart, ...]
     routing: Routing = ANYWHERE
     user_message_id: MessageId = field(default_factory=new_message_id)
-    """The id of the prompt in OpenCode: whether it is there tells whether the prompt was sent."""
+    """The id of the prompt in OpenCode: if OpenCode has it, the prompt was sent."""
     rights: Rights = FULL
     """The rights of the turn: those that credential and caller both allow."""
     delivery: Delivery | None = None
-    """When a running turn gets it; None, if the caller does not say, means ``steer``."""
+    """When a running turn gets it; None if the caller does not say, which means ``steer``."""
 
     @property
     def text(self) -> str:

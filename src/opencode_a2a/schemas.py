@@ -45,7 +45,7 @@ def check_schema(schema: JsonObject) -> None:
         raise SchemaError(
             f"is not a JSON schema: {error.message}", tuple(error.instance_path)
         ) from None
-    except ValueError as error:  # such as a reference to what is not there
+    except ValueError as error:  # such as a reference to a missing definition
         raise SchemaError(f"is not a JSON schema: {error}") from None
 
 

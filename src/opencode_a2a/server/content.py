@@ -154,7 +154,7 @@ def read_metadata(
 
 
 class _Sources:
-    """Reads metadata from the places where it may be, in order, and collects what is wrong."""
+    """Reads metadata from the params and the message, in order, and collects violations."""
 
     def __init__(self, *places: tuple[str, JsonObject | None]) -> None:
         self._places = [(name, value) for name, value in places if value]

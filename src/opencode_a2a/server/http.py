@@ -1,4 +1,4 @@
-"""What the bindings share: reading requests, writing responses, refusals and streams."""
+"""Shared by the bindings: reading requests, and writing responses, refusals and streams."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ over HTTP. A request without an id (a notification) is executed and answered wit
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import orjson
 from starlette.requests import Request
@@ -52,6 +53,30 @@ class _Envelope:
     id: RpcId
     notification: bool
 
+    @classmethod
+    def read(cls, sent: Json) -> Self:
+        if isinstance(sent, list):
+            raise InvalidRequestError("Batches are not supported; send one request at a time")
+        if not isinstance(sent, dict):
+            raise InvalidRequestError
+        wrong = [
+            Violation(field, "belongs to HTTP+JSON; here it goes into params of a request")
+            for field in ("message", "configuration")
+            if field in sent
+        ]
+        method, request_id = sent.get("method"), sent.get("id")
+        if sent.get("jsonrpc") != "2.0":
+            wrong.append(Violation("jsonrpc", 'must be "2.0"'))
+        if not isinstance(method, str):
+            wrong.append(Violation("method", "must be a string"))
+        if isinstance(request_id, bool) or not isinstance(request_id, str | int | None):
+            wrong.append(Violation("id", "must be a string, an integer or null"))
+        if wrong or not isinstance(method, str) or not isinstance(request_id, str | int | None):
+            raise InvalidRequestError(
+                f"The body is not a JSON-RPC request: {listed(wrong)}", violations=tuple(wrong)
+            )
+        return cls(method, sent.get("params"), request_id, "id" not in sent)
+
 
 _ENCODINGS = {Version.V1: V1, Version.V03: V03}
 
@@ -80,7 +105,7 @@ class RpcBinding:
                     pass
                 case _:
                     request_id = None
-            envelope = _read(sent)
+            envelope = _Envelope.read(sent)
             asked, what = asked_version(request), f"The method {envelope.method[:128]}"
             _, belongs = METHODS.get(envelope.method, (None, None))
             version = belongs or version  # the one in which a wrong header is refused
@@ -139,30 +164,3 @@ class RpcBinding:
         run = (NOTIFIED if envelope.notification else HANDLERS)[operation]
         result = await run(self._operations, call, encoding.read[operation.takes](params))
         return result if isinstance(result, TaskStream) else encoding.result(result)
-
-
-# --- the envelope -----------------------------------------------------------------------------
-
-
-def _read(sent: Json) -> _Envelope:
-    if isinstance(sent, list):
-        raise InvalidRequestError("Batches are not supported; send one request at a time")
-    if not isinstance(sent, dict):
-        raise InvalidRequestError
-    wrong = [
-        Violation(field, "belongs to HTTP+JSON; here it goes into params of a request")
-        for field in ("message", "configuration")
-        if field in sent
-    ]
-    method, request_id = sent.get("method"), sent.get("id")
-    if sent.get("jsonrpc") != "2.0":
-        wrong.append(Violation("jsonrpc", 'must be "2.0"'))
-    if not isinstance(method, str):
-        wrong.append(Violation("method", "must be a string"))
-    if isinstance(request_id, bool) or not isinstance(request_id, str | int | None):
-        wrong.append(Violation("id", "must be a string, an integer or null"))
-    if wrong or not isinstance(method, str) or not isinstance(request_id, str | int | None):
-        raise InvalidRequestError(
-            f"The body is not a JSON-RPC request: {listed(wrong)}", violations=tuple(wrong)
-        )
-    return _Envelope(method, sent.get("params"), request_id, "id" not in sent)

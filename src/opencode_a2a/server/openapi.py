@@ -109,8 +109,7 @@ def _openapi(settings: Settings) -> JsonObject:
                 for version in versions
                 for path, verbs in ROUTES.items()
             },
-            **_cards(settings),
-            **_pages(settings),
+            **_documents(settings),
         },
         "components": {
             "schemas": _schemas(settings),
@@ -288,10 +287,11 @@ def _reading(name: str, summary: str, responses: JsonObject, **rest: Json) -> Js
     return {"get": {"operationId": name, "summary": summary, "responses": responses, **rest}}
 
 
-def _cards(settings: Settings) -> JsonObject:
+def _documents(settings: Settings) -> JsonObject:
+    """Return the paths of cards, of discovery, and of the pages about the service."""
     card: JsonObject = {"description": "The card", "content": _content("Card")}
     found: JsonObject = {"200": card, "304": {"description": "Not changed"}}
-    extended: JsonObject = {
+    paths: JsonObject = {
         path: _reading(
             f"card_{path}",
             f"A2A {version}: the extended card",
@@ -301,32 +301,26 @@ def _cards(settings: Settings) -> JsonObject:
         for path, version in CARD_PATHS
         if version in spoken_versions(settings)
     }
-    public: JsonObject = {
-        path: _reading(f"card_{path}", "The public card", found, security=[])
-        for path in (CARD_PATH, EARLIER_CARD_PATH)
-    }
-    listed: JsonObject = {"200": {"description": "The catalog", "content": _CATALOG}}
-    public[CATALOG_PATH] = _reading(
-        "catalog", "The AI Catalog: where the card is", listed, security=[]
-    )
-    if RESOURCE_PATH in discovery(settings):
-        public[RESOURCE_PATH] = _reading(
+    opened: dict[str, tuple[str, str, JsonObject]] = {
+        CARD_PATH: (f"card_{CARD_PATH}", "The public card", found),
+        EARLIER_CARD_PATH: (f"card_{EARLIER_CARD_PATH}", "The public card", found),
+        CATALOG_PATH: (
+            "catalog",
+            "The AI Catalog: where the card is",
+            {"200": {"description": "The catalog", "content": _CATALOG}},
+        ),
+        RESOURCE_PATH: (
             "protected_resource",
             "Who gives tokens for this service (RFC 9728)",
             {"200": {"description": "The metadata", "content": _OBJECT}},
-            security=[],
-        )
-    if JWKS_PATH in discovery(settings):
-        public[JWKS_PATH] = _reading(
+        ),
+        JWKS_PATH: (
             "jwks",
             "The public keys that cards and notifications are signed with",
             {"200": {"description": "The keys", "content": _KEYS}},
-            security=[],
-        )
-    return extended | public
-
-
-def _pages(settings: Settings) -> JsonObject:
+        ),
+    }
+    paths |= {path: _reading(*opened[path], security=[]) for path in discovery(settings)}
     pages = {
         LIVE_PATH: "Whether the process lives",
         READY_PATH: "Whether database and OpenCode can be used",
@@ -336,16 +330,15 @@ def _pages(settings: Settings) -> JsonObject:
     }
     if settings.a2a.metrics_enabled:
         pages[METRICS_PATH] = "Figures for Prometheus"
-    described: JsonObject = {}
     for path, summary in pages.items():
         responses: JsonObject = {"200": {"description": summary}}
         if path == READY_PATH:
             responses["503"] = {"description": "Not now"}
         if path in PROBES:
-            described[path] = _reading(path, summary, responses, security=[])
+            paths[path] = _reading(path, summary, responses, security=[])
         else:
-            described[path] = _reading(path, summary, responses | _REFUSALS)
-    return described
+            paths[path] = _reading(path, summary, responses | _REFUSALS)
+    return paths
 
 
 # --- schemas ----------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ LISTS_AUDITED_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class OperationCall:
-    """What an operation knows of its request besides the params, whatever the binding."""
+    """The facts of a request that an operation needs besides the params, in every binding."""
 
     caller: Caller
     version: Version

@@ -79,7 +79,7 @@ SEND_SECONDS = 30.0
 _AHEAD_SECONDS = 0.25
 """Streams that are due so soon are looked at together: to wake up for each of them costs more."""
 _EARLY_SHARE = 0.1
-"""How much of the time between two comments one may come early, to be written with others."""
+"""The share of the time between two comments by which one may be early, to join others."""
 _LATE_SECONDS = 0.002
 """Timers of whole milliseconds may go off this much too early, to no purpose."""
 

@@ -120,7 +120,7 @@ def page(scope: Scope) -> Response | None:
 
 
 class SignInRecords(Protocol):
-    """What has to be stored about sign-ins, for a restart and for other processes."""
+    """Stores sign-ins for a restart and for other processes."""
 
     async def secret(self) -> bytes:
         """Return the secret that codes and sessions are signed with."""
@@ -319,7 +319,7 @@ class SignIns:
 
 
 class _Kind(NamedTuple):
-    """How a token of the console is written: name, expiry, nonce, signature."""
+    """The form of a token of the console: name, expiry, nonce, signature."""
 
     name: bytes
     mark: bytes

@@ -1,4 +1,4 @@
-"""What operators see of the service: the log of requests, and its pages about itself.
+"""For operators: the log of requests, and the pages of the service about itself.
 
 ``AccessLog`` and ``PayloadLog`` are layers that ``edge`` puts around the application. ``pages``
 returns the routes of ``/livez``, ``/readyz``, ``/health`` and ``/metrics``; the checks and the
