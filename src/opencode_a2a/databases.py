@@ -19,8 +19,8 @@ class DatabaseKind:
     engine: str
     """The subclass of ``Engine``, as ``module:class``; imported when a database is opened."""
     shared: bool
-    """Whether several processes on several machines can use one database at the same time. If not,
-    a URL names a file, or no file for a database in memory."""
+    """Whether it is a server, which several processes on several machines can use at the same time.
+    If not, a URL names a file that one process has to itself, or a database in memory."""
     driver: str | None = None
     """The optional package that it needs, as ``pip install`` takes it."""
     extra: str | None = None

@@ -49,7 +49,7 @@ from opencode_a2a.store.engine import (
     cause,
 )
 from opencode_a2a.store.replicas import Census
-from opencode_a2a.store.schema import metadata
+from opencode_a2a.store.schema import metadata, version
 
 logger = structlog.get_logger(__name__)
 
@@ -276,7 +276,7 @@ class Database:
         """Raise StoreUnavailableError unless rows can be written, and all tables be read."""
 
         def touch(connection: Connection) -> None:
-            connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
+            connection.execute(version.update().values(checked=version.c.checked + 1))
             tables = metadata.sorted_tables
             connection.execute(sa.select(*(sa.select(table).exists() for table in tables)))
 

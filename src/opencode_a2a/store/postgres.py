@@ -191,7 +191,13 @@ class Postgres(Engine):
         try:
             connection = self._connected()
             self._check_version(connection)
-            self._migrate(connection)
+            with self._begin(connection):
+                # A large database takes its time, and other processes that start wait for it.
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '10min'")
+                connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+                migrate(connection, self.spelling)
             self._register(connection)
             asked = time.monotonic_ns()
             with self._begin(connection):
@@ -247,15 +253,6 @@ class Postgres(Engine):
 
     def _refused(self, why: str, remedy: str) -> DatabaseError:
         return DatabaseError(f"cannot use {self.name}: {why}; {remedy}", status=2)
-
-    def _migrate(self, connection: Connection) -> None:
-        with self._begin(connection):
-            # A large database takes its time, and other processes that start wait for it.
-            connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-            connection.exec_driver_sql("SET LOCAL lock_timeout = '10min'")
-            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            migrate(connection, self.spelling)
 
     def _register(self, connection: Connection) -> None:
         """Add the row of this process, and declare gone an earlier process of the same name.

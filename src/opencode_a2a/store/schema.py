@@ -196,7 +196,6 @@ webhooks = sa.Table(
     sa.Column("last_outcome", Text),
     sa.Index("webhooks_by_task", "task_no", "config_id", unique=True),
     sa.Index("webhooks_by_principal", "principal", "state"),
-    sa.Index("webhooks_due", "state", "next_at"),
     sqlite_autoincrement=True,
 )
 
@@ -384,6 +383,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     # the open tasks of all principals, counted without those that have none
     ("CREATE INDEX tallies_open ON tallies (state) WHERE n > 0",),
+    # No query uses it, and every attempt to send a notification had to change it.
+    ("DROP INDEX webhooks_due",),
 )
 """The statements that lead from each version of the schema to the next.
 
@@ -393,8 +394,9 @@ They are written for SQLite; ``Engine.spelling`` says what another database says
 OLDEST = 5
 """The oldest version of the schema whose program can use the newest schema.
 
-Steps only add, so that programs of the version before can go on while others are upgraded. A step
-that changes something which a program relies on has to raise this to its own number.
+Steps only add, or drop an index that no query needs, so that programs of the version before can go
+on while others are upgraded. A step that changes something which a program
+relies on has to raise this to its own number.
 """
 
 

@@ -56,7 +56,7 @@ class Move(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The place of a task in a list: newest first, by number if two are equally new."""
+    """The position of a task in a list: newest first, by number if two are equally new."""
 
     updated_at: int
     no: int
@@ -299,8 +299,8 @@ def page(
     given = {"principal": principal, "context_id": context_id, "state": state, "since": since}
     values = {name: value for name, value in given.items() if value is not None}
     select, count = _listing(tuple(values), after is not None, brief)
-    place = after._asdict() if after is not None else {}
-    rows = select.run(connection, {**values, **place, "most": most}).fetchall()
+    position = after._asdict() if after is not None else {}
+    rows = select.run(connection, {**values, **position, "most": most}).fetchall()
     if context_id is None and since is None:  # then the tallies know, at no cost
         total = tally(connection, None if state is None else [state], principal)
     else:
@@ -320,8 +320,8 @@ _CONDITIONS = {
 def _listing(given: tuple[str, ...], continued: bool, brief: bool) -> tuple[Prepared, Prepared]:
     """Return the query of a page of the tasks with these conditions, and that of their number."""
     which = " AND ".join(_CONDITIONS[name] for name in given) or "1 = 1"
-    place = "AND (updated_at, no) < (:updated_at, :no)" if continued else ""
-    newest = f"WHERE {which} {place} ORDER BY updated_at DESC, no DESC LIMIT :most"
+    position = "AND (updated_at, no) < (:updated_at, :no)" if continued else ""
+    newest = f"WHERE {which} {position} ORDER BY updated_at DESC, no DESC LIMIT :most"
     count = Prepared(f"SELECT count(*) FROM tasks WHERE {which}")  # noqa: S608 - constants
     return _select(newest, brief=brief), count
 
