@@ -291,20 +291,27 @@ class Sending:
         # One that names a context in which a task waits for an answer is that answer: behind a
         # task that waits for it, it would wait for ever.
         routing, references = command.request.routing, command.message.reference_task_ids
-        elsewhere: list[tuple[TaskRow, Routing]] = []
+        elsewhere, waiting = list[tuple[TaskRow, Routing]](), list[ReadableLog]()
         if command.context_id or routing.session_id or references:
             elsewhere = await self._elsewhere(command)
             waiting = [] if routing.new_task else await self._waiting(command, elsewhere)
             if len(waiting) == 1:
                 return await self._continue(command, waiting[0].ref.id)
-            if waiting:
-                return await self._refuse_ambiguous(command, waiting)
-        # Every other message starts a task.
-        if routing != ANYWHERE:
-            # A repeat does not fail because its directory, agent or session is gone by now.
+        if waiting or routing != ANYWHERE:
+            # A repeat does not fail because several tasks wait for an answer now, or because its
+            # directory, agent or session is gone.
             earlier = await self._earlier(command)
             if earlier is not None:
                 return Submitted(await self._open.log_of(earlier), 0, repeat=True)
+        if waiting:
+            for log in waiting:
+                await log.firm_state()
+            refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
+            if only_an_answer(command.message):
+                for log in waiting:
+                    await self._database.write(record(command, log, refusal=refusal))
+            raise refusal
+        # Every other message starts a task.
         for row, task_routing in elsewhere:
             if self._joins(command, row, task_routing):
                 raise NotOwnerError(row.upstream)  # its session may not be stored yet
@@ -377,21 +384,6 @@ class Sending:
         # All OpenCodes have the same places.
         sessions = self._fleet.first.turns.sessions
         return not names_place or sessions.same_place(routing, task_routing)
-
-    async def _refuse_ambiguous(
-        self, command: SendCommand, waiting: Sequence[ReadableLog]
-    ) -> Submitted:
-        """Refuse a message that may answer several tasks; a repeat gets what the first got."""
-        earlier = await self._earlier(command)
-        if earlier is not None:
-            return Submitted(await self._open.log_of(earlier), 0, repeat=True)
-        for log in waiting:
-            await log.firm_state()
-        refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
-        if only_an_answer(command.message):
-            for log in waiting:
-                await self._database.write(record(command, log, refusal=refusal))
-        raise refusal
 
     async def _earlier(self, command: SendCommand, task_id: str | None = None) -> TaskRow | None:
         """Return the task that this very message led to before; raise its refusal again.
@@ -546,25 +538,21 @@ class Sending:
             # It may be on its way to another replica: it stays in ``OpenTasks`` until it is stored.
             task.check_owned()
             await task.member.turns.reachable()
-            seen = await self._seen_number(command, task.log)
-            match (await task.log.firm_state()).status.state:
+            log = task.log
+            newest = max((one.number or 0 for one in log.state.status.pending), default=0)
+            until = time.monotonic() + SEEN_SECONDS
+            while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
+                # Another replica notifies this one of what it has shown; that may be on its way.
+                if not self._database.census.has_others or time.monotonic() > until:
+                    break
+                await asyncio.sleep(SEEN_SECONDS / 20)
+            match (await log.firm_state()).status.state:
                 case State.INPUT_REQUIRED:
                     return await self._answer(command, task, seen)
                 case State.AUTH_REQUIRED:
                     return await self._try_again(command, task)
                 case _:
                     return await self._add(command, task)
-
-    async def _seen_number(self, command: SendCommand, log: TaskLog) -> int:
-        """Return the highest number of a request of a task that the sender may have been shown."""
-        newest = max((one.number or 0 for one in log.state.status.pending), default=0)
-        until = time.monotonic() + SEEN_SECONDS
-        while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
-            # Another replica notifies this one of what it has shown; that may be on its way.
-            if not self._database.census.has_others or time.monotonic() > until:
-                break
-            await asyncio.sleep(SEEN_SECONDS / 20)
-        return seen
 
     async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Submitted:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
