@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json
 from tests.support.answers import RefusedError
@@ -154,6 +155,26 @@ async def test_a_full_fleet_refuses(pair: Pair) -> None:
             await caller.send("more")
         pair.a.release()
         pair.b.release()
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I15")
+@pytest.mark.parametrize("asks", ["for a permission", "for a go"])
+async def test_what_waits_for_a_person_in_a_lost_one_leaves_a_record(pair: Pair, asks: str) -> None:
+    planned = {"opencode": {"plan": True}} if asks == "for a go" else None
+    pair.b.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    pair.b.play("plain-text" if planned else "permission-once")
+    with capture_logs() as records:
+        async with pair.serving(a={"drain": True}, OPENCODE_UPSTREAM_LOST_SECONDS="0.5") as service:
+            caller = Caller(service)
+            asked = await caller.send("run it", metadata=planned)
+            await pair.ends[pair.b].aclose()
+            ended = await caller.ended(asked.id)
+    pair.b.agents.clear()
+
+    settled = [one for one in records if one["event"] == "interrupt settled"]
+    assert (asked.state, ended.error_type) == ("input_required", "UPSTREAM_LOST")
+    assert [(one["resolution"], one["by"]) for one in settled] == [("void", None)]
 
 
 async def test_the_context_of_a_lost_one_goes_on_elsewhere_and_says_so(pair: Pair) -> None:

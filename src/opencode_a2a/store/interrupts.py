@@ -67,12 +67,14 @@ def settle(
     return connection.execute(_unsettled(request_id).values(values)).rowcount > 0
 
 
-def void(connection: Connection, task_id: str, at: int) -> None:
-    """Settle the pending interrupts of a task that ended before anybody answered."""
-    pending = interrupts.update().where(
-        interrupts.c.task_id == task_id, interrupts.c.resolution.is_(None)
-    )
-    connection.execute(pending.values(resolution="void", settled_at=at))
+def void(connection: Connection, task_id: str, at: int) -> Sequence[InterruptRow]:
+    """Settle and return the pending interrupts of a task that ended before anybody answered."""
+    pending = (interrupts.c.task_id == task_id, interrupts.c.resolution.is_(None))
+    found = _select(connection, *pending)
+    if found:
+        update = interrupts.update().where(*pending)
+        connection.execute(update.values(resolution="void", settled_at=at))
+    return found
 
 
 def _unsettled(request_id: str) -> sa.Update:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
+from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
@@ -40,13 +41,14 @@ from opencode_a2a.rights import FULL, NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.state import State
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
-from opencode_a2a.turns.interrupts import CLOCK
+from opencode_a2a.turns.interrupts import CLOCK, record_settled, record_void
 from opencode_a2a.turns.turn import INTERNAL, LoggedTurn, Turn
 
 logger = structlog.get_logger(__name__)
@@ -198,17 +200,23 @@ class OpenTask:
 
         async def store() -> bool:
             events: list[Answered | Resumed] = [Answered(message)]
+            done: Resolution = "replied" if request.routing.plan else "approved"
             if plan is not None:
-                done: Resolution = "replied" if request.routing.plan else "approved"
                 events.append(Resumed(plan.request_id, plan.type, done, principal))
+
+            def write(connection: Connection) -> None:
+                in_same_commit(connection)
+                if plan is not None:
+                    interrupt_rows.settle(connection, plan.request_id, done, now_ms(), principal)
+
             # From then on a restart runs the turn: its request is stored with the message.
-            stored = await self.log.append(events, in_same_commit)
+            stored = await self.log.append(events, write)
             if not stored:  # the task has ended; whoever ends it reports that once it is stored
                 return False
             self._on_change(self)
             for event in events:
                 if isinstance(event, Resumed) and plan is not None:
-                    await self._shared.interrupts.settle(self._owner, plan, event)
+                    record_settled(self._owner, plan, event)
             return True
 
         storing = asyncio.ensure_future(store())
@@ -308,15 +316,26 @@ class OpenTask:
 
         The message that asked for it, if there is one, and ``in_same_commit`` are stored with it.
         """
-        plan = self.log.state.status.plan
+        plan, ref, left = self.log.state.status.plan, self.log.ref, list[InterruptRow]()
         events = [end] if message is None else [Answered(message), end]
-        stored = await self.log.append(events, in_same_commit)
+        late = end.outcome is not Outcome.CANCELED
+        by, how = (CLOCK, "expired") if late else (ref.principal, "rejected")
+
+        def write(connection: Connection) -> None:
+            if in_same_commit is not None:
+                in_same_commit(connection)
+            if plan is not None and end.failure is not UPSTREAM_LOST:
+                interrupt_rows.settle(connection, plan.request_id, how, now_ms(), by)
+            # Again, if the first transaction fails.
+            left[:] = interrupt_rows.void(connection, ref.id, now_ms())
+
+        stored = await self.log.append(events, write)
         self._on_change(self)
-        if stored and plan is not None:
-            late = end.outcome is not Outcome.CANCELED
-            by, how = (CLOCK, "expired") if late else (self.log.ref.principal, "rejected")
-            settled = Resumed(plan.request_id, plan.type, how, by)
-            await self._shared.interrupts.settle(self._owner, plan, settled)
+        if stored:
+            record_void(self._owner, left)
+            if plan is not None and end.failure is not UPSTREAM_LOST:
+                settled = Resumed(plan.request_id, plan.type, how, by)
+                record_settled(self._owner, plan, settled)
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         return stored
@@ -327,10 +346,7 @@ class OpenTask:
         async def end() -> None:
             await self.detach()
             if not self.ended:
-                await self.end(
-                    Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
-                    lambda connection: interrupt_rows.void(connection, self.log.ref.id, now_ms()),
-                )
+                await self.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
 
         self.losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
 

@@ -6,7 +6,6 @@ from another replica; ``docs/architecture.md`` follows a restart step by step.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -23,11 +22,13 @@ from opencode_a2a.events import (
     Progressed,
     Resumed,
 )
+from opencode_a2a.ids import Owner
 from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import callers, interrupts, replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import engine_of
+from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of, status_change
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
@@ -44,7 +45,7 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet
-from opencode_a2a.turns.interrupts import SharedInterrupts, unlogged
+from opencode_a2a.turns.interrupts import SharedInterrupts, record_void, unlogged
 from opencode_a2a.turns.turn import LoggedTurn
 
 logger = structlog.get_logger(__name__)
@@ -105,8 +106,7 @@ async def recover(
         # A restart: its OpenCode is no longer in the settings. A take-over: no replica lists it.
         if member is None:
             await task.log.append(new_epoch)
-            void = partial(interrupts.void, task_id=row.id, at=now_ms())
-            await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST), void)
+            await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
             continue
 
         # It waits for a sign-in or for the approval of a plan: no turn was running.
@@ -167,13 +167,15 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
     if database.replica is None:
         return False
 
+    void: list[InterruptRow] = []
+
     def write(connection: Connection, segment: Segment, move: Move) -> bool | None:
         if not replicas.lock_unowned(connection, row.upstream):
             return False
         if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
             return None  # an owner, or another replica like this one, wrote meanwhile
         task_rows.append(connection, [segment], [move])
-        interrupts.void(connection, row.id, now_ms())
+        void[:] = interrupts.void(connection, row.id, now_ms())
         return True
 
     while True:
@@ -188,6 +190,8 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         ended = await database.write(write, segment, move)
         if ended:
             ROUTINE.info("task ended without an owner", task_id=row.id, principal=row.principal)
+            ref = state.ref
+            record_void(Owner(ref.id, ref.context_id, ref.principal), void)
         if ended is not None:
             return ended
 

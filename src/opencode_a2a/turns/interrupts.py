@@ -458,6 +458,13 @@ def record_settled(owner: Owner, asked: Interrupted, resumed: Resumed) -> None:
     )
 
 
+def record_void(owner: Owner, rows: Iterable[InterruptRow]) -> None:
+    """Record in the audit log that interrupts ended with their task."""
+    for row in rows:
+        asked = Interrupted.load(orjson.loads(row.asked))
+        record_settled(owner, asked, Resumed(asked.request_id, asked.type, "void"))
+
+
 @dataclass(eq=False, slots=True)
 class WorkInterrupts:
     """The interrupts of one turn, or of one errand.

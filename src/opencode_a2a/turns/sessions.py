@@ -377,8 +377,8 @@ class Sessions:
                 draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
                 session = await self._opencode.create_session(draft, at=location)
             self._unanswered.pop(place, None)
-            link = self._link(place, session.id)
-            return replace(self._remember(session), link=link, replaces=elsewhere)
+            bound = self._remember(session)
+            return replace(bound, link=self._link(place, session.id), replaces=elsewhere)
 
     async def _claim(self, principal: Principal, session_id: SessionId) -> BoundSession:
         """Return a session that was asked for by its id, claimed for the length of the prompt."""
