@@ -132,6 +132,15 @@ def test_a_result_can_be_read_from_another_replica(method: Any) -> None:
     assert write(read_result(method.result, written)) == written
 
 
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_that_changes_a_task_is_called_where_that_runs(method: Any) -> None:
+    params = read(method.params, method.example, "1.0")
+    named = method.example.get("task_id")
+
+    assert params.named_task == named
+    assert named is None or not method.local
+
+
 def test_only_methods_that_read_are_merged() -> None:
     extension = replace(SESSIONS, methods={})
 

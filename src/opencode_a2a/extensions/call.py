@@ -6,13 +6,18 @@ sessions the caller may use and which directories they may name. It is about one
 """
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import InvalidParamsError, ServiceError, SessionBusyError
+from opencode_a2a.errors import (
+    InvalidParamsError,
+    ServiceError,
+    SessionBusyError,
+    TaskNotFoundError,
+)
 from opencode_a2a.extensions.params import Routed
 from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
@@ -59,23 +64,31 @@ class Deps:
     )
     """The catalogue of each location and the monotonic time it was read at, for ``providers``."""
 
-    async def member(self, params: Routed) -> Member:
+    async def member(self, principal: Principal, params: Routed, *, changes: bool) -> Member:
         """Return the OpenCode that a call is about, by what its params name.
 
-        That is the one with the session, request or workspace, or else one that serves the
-        directory. Raise NotOwnerError if another replica runs it.
+        That is the one with the task, session, request or workspace, or else one that serves the
+        directory; of an ended task any. Raise NotOwnerError if another replica runs it, unless the
+        call changes nothing and any OpenCode would answer the same.
         """
         if self.fleet.alone and self.fleet.first.owned:
             return self.fleet.first
+        if params.named_task is not None:
+            with suppress(TaskNotFoundError):  # the handler says so in its own way
+                await self.tasks.check_owned(principal, params.named_task)
+            task = self.tasks.open.of(principal, params.named_task)
+            return task.member if task is not None else self.fleet.any_member
         if params.named_session is not None:
             return await self.fleet.holder_of_session(params.named_session)
         if params.named_request is not None:
-            return await self.fleet.holder_of_request(params.named_request)
+            member = await self.fleet.holder_of_request(params.named_request)
+            return member.check_owned() if changes else member
         if params.named_place is not None:
             member = await self.fleet.holder_of_workspace(params.named_place)
             if member is not None or params.place.workspace is not None:
                 return (member or self.fleet.any_member).check_owned()
-        return self.fleet.serving(self.workspace.directory(*params.named_directory))
+        member = self.fleet.serving(self.workspace.directory(*params.named_directory))
+        return member.check_owned() if changes else member
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,11 @@ class Call:
     async def visible(self, sessions: list[Session]) -> list[Session]:
         """Return those of the sessions that the caller may know about."""
         return await self.sessions.visible(self.principal, sessions)
+
+    async def owned(self, sessions: list[Session]) -> list[Session]:
+        """Return those of the sessions that belong to the caller, and not to nobody."""
+        visible = await self.visible(sessions)
+        return [one for one in visible if await self.sessions.owns(self.principal, one)]
 
     @asynccontextmanager
     async def changing(self, session_id: str) -> AsyncGenerator[Session]:

@@ -4,10 +4,11 @@
 written for one OpenCode, that of its ``Call``. Which one that is, and on which replica it runs, is
 decided here, in one of three ways:
 
-- A method about one OpenCode, which is the rule: ``Deps.member`` finds it by the session, request,
-  workspace or directory that the params name. If another replica runs it, ``NotOwnerError`` is
-  raised, and the whole call is forwarded to that replica. A request that nobody has stored may wait
-  in any OpenCode: the handler raises ``NotHereError``, and the others are tried in turn.
+- A method about one OpenCode, which is the rule: ``Deps.member`` finds it by the task, session,
+  request, workspace or directory that the params name. If another replica runs it,
+  ``NotOwnerError`` is raised, and the whole call is forwarded to that replica. A request that
+  nobody has stored may wait in any OpenCode: the handler raises ``NotHereError``, and the others
+  are tried in turn.
 - A method about every OpenCode declares ``merge``: the handler is run for each OpenCode of this
   replica, the other replicas are asked to run it for theirs, and ``merge`` makes one result of all.
 - A method that asks no OpenCode declares ``local``: it is run here.
@@ -155,9 +156,8 @@ class Dispatcher:
             elif method.local:
                 member = deps.fleet.first
             else:
-                member = await deps.member(params)
-                if method.access is not Access.READ:
-                    member.check_owned()
+                changes = method.access is not Access.READ
+                member = await deps.member(caller.principal, params, changes=changes)
             call = Call(caller, request.version, deps, params, member)
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(

@@ -286,13 +286,11 @@ async def _strays(call: Call) -> list[Interrupted]:
     for request in pending:
         if request.id in call.interrupts.open or await call.interrupts.find(request.id):
             continue
-        try:
+        with suppress(SessionNotFoundError):
             session = await call.session(request.session_id)
-        except SessionNotFoundError:
-            continue
-        # A session without an owner may belong to somebody who works without this service.
-        if await call.sessions.owns(call.principal, session):
-            strays.append(interrupted(request, None, session.directory))
+            # A session without an owner may belong to somebody who works without this service.
+            if await call.owned([session]):
+                strays.append(interrupted(request, None, session.directory))
     return strays
 
 

@@ -236,6 +236,11 @@ class Routed(Payload):
         return self.place.directory, "metadata.opencode.directory"
 
     @property
+    def named_task(self) -> str | None:
+        """The task that the call is about, if it is about one."""
+        return None
+
+    @property
     def named_session(self) -> str | None:
         """The session that the call is about, if it is about one."""
         return None

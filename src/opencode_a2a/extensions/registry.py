@@ -117,8 +117,7 @@ class Method:
     repeatable: bool = False
     """Whether the next owner may make a call again if a replica dies over it, as for any read."""
     local: bool = False
-    """Whether it asks no OpenCode: the service's own database has all it needs. It may still raise
-    NotOwnerError, if only the owner of an OpenCode may change what it is about."""
+    """Whether it asks no OpenCode: the service's own database has all it needs, on any replica."""
     merge: Merge | None = None
     """Combines the results of all OpenCodes; None for a method about one of them. Only for methods
     that read: an OpenCode that is away, slow or refuses is left out, and nobody is told."""

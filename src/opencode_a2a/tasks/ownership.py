@@ -259,7 +259,7 @@ class Ownership:
         """Stop following the ended tasks of OpenCodes that another replica has taken since.
 
         While an OpenCode has no owner, any replica that a caller asks to may serve webhooks of its
-        ended tasks (``TaskService.check_serves``). Its owner serves all of them. One that this
+        ended tasks (``TaskService.check_owned``). Its owner serves all of them. One that this
         replica owns because it was lost (``_lose``) is handed over once another replica lists it.
         """
         for name in (name for name in census.unlisted if census.listings[name]):

@@ -252,11 +252,23 @@ class TaskService:
         return await self.open.log(principal, task_id)
 
     async def check_owned(self, principal: Principal, task_id: str) -> None:
-        """Raise NotOwnerError if another replica runs a task; TaskNotFoundError if there is none.
+        """Raise NotOwnerError if another replica runs a task, or the OpenCode that it ran in.
 
-        For a method that only the replica that runs the task can carry out.
+        That replica alone changes the task and serves its webhooks. If nobody runs the OpenCode of
+        an ended task, any replica may.
         """
-        self.open.check_owned(await self.open.row(principal, task_id))
+        if (task := self.open.of(principal, task_id)) is not None:
+            task.check_owned()
+            return
+        if not self._database.census.has_others:
+            return
+        row = await self.open.row(principal, task_id)
+        if self._fleet.owns(row.upstream):
+            return
+        ended = State(row.state).terminal
+        found = await self._database.read(replicas.upstreams)
+        if not ended or any(one.name == row.upstream and not one.free for one in found):
+            raise NotOwnerError(row.upstream)
 
     # Ending
 
@@ -314,7 +326,7 @@ class TaskService:
             return await self._put_webhook_at_owner.ask(error.upstream, new)
 
     async def _put_webhook(self, new: NewWebhook) -> HookRow:
-        await self.check_serves(new.principal, new.task_id)
+        await self.check_owned(new.principal, new.task_id)
         log = await self.log(new.principal, new.task_id)
         return await self._outbox.put(log, new.config, anew=new.anew)
 
@@ -327,23 +339,9 @@ class TaskService:
             await self._delete_webhook_at_owner.ask(error.upstream, named)
 
     async def _delete_webhook(self, named: WebhookName) -> None:
-        await self.check_serves(named.principal, named.task_id)
+        await self.check_owned(named.principal, named.task_id)
         log = await self.log(named.principal, named.task_id)
         await self._outbox.delete(log, named.config_id)
-
-    async def check_serves(self, principal: Principal, task_id: str) -> None:
-        """Raise NotOwnerError if another replica serves the webhooks of a task."""
-        is_open = self.open.of(principal, task_id) is not None
-        if is_open or not self._database.census.has_others:
-            return
-        row = await self.open.row(principal, task_id)
-        if self._fleet.owns(row.upstream):
-            return
-        # The webhooks of an ended task can be served by any replica if its OpenCode has no owner.
-        ended = State(row.state).terminal
-        found = await self._database.read(replicas.upstreams)
-        if not ended or any(one.name == row.upstream and not one.free for one in found):
-            raise NotOwnerError(row.upstream)
 
 
 def _read_token(token: str) -> Key:
