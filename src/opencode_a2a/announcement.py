@@ -19,7 +19,7 @@ _OTHER_CREDENTIAL = "configured"
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A service that is running."""
+    """A service of this user, as its file describes it."""
 
     url: str
     accepts_token: bool

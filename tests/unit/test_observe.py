@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
-from opencode_a2a.web.edge import Refusals
-from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, pages
+from opencode_a2a.web.edge import AccessLog, PayloadLog, Refusals
+from opencode_a2a.web.observe import Readiness, pages
 from tests.support.running import answer, running
 
 

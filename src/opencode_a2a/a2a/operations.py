@@ -146,15 +146,13 @@ METHODS = {
 """The methods of JSON-RPC, with the version that each belongs to."""
 
 
-def _place(operation: Operation) -> tuple[int, bool, str, bool]:
-    """Return a sort key for the order in which a router tries paths: ``{id}:cancel``, ``{id}``."""
-    path = operation.path
-    return path.count("/"), ":" not in path, path, "GET" not in operation.verbs
-
-
 ROUTES: dict[str, dict[str, Operation]] = {}
 """The operations of HTTP+JSON by path and verb, for each version below its prefix."""
-for _operation in sorted(OPERATIONS, key=_place):
+# A router tries paths in this order: ``{id}:cancel`` has to come before ``{id}``.
+for _operation in sorted(
+    OPERATIONS,
+    key=lambda one: (one.path.count("/"), ":" not in one.path, one.path, "GET" not in one.verbs),
+):
     if _operation is not GET_EXTENDED_CARD:
         ROUTES.setdefault(_operation.path, {}).update(dict.fromkeys(_operation.verbs, _operation))
 

@@ -49,11 +49,11 @@ _EXTENSION_HEADERS = {Version.V1: "A2A-Extensions", Version.V03: "X-A2A-Extensio
 class Endpoint:
     """The endpoint of a route; Starlette's own has five calls in between."""
 
-    def __init__(self, answer: Callable[[Request], Awaitable[ASGIApp]]) -> None:
-        self._answer = answer
+    def __init__(self, respond: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._answer(Request(scope, receive))
+        response = await self._respond(Request(scope, receive))
         await response(scope, receive, send)
 
 
@@ -86,7 +86,7 @@ def refusal_version(
 
 
 async def read_body(request: Request) -> Json:
-    """Return the JSON that a request carries."""
+    """Return the decoded body; raise an error if it is declared as something else than JSON."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in _JSON_TYPES:
         raise ContentTypeNotSupportedError(
@@ -96,13 +96,13 @@ async def read_body(request: Request) -> Json:
     return decode(await request.body())
 
 
-# --- answers ----------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------
 
 
 def success_headers(
     request: Request, version: Version, options: "BindingOptions"
 ) -> dict[str, str]:
-    """Return the headers of a successful answer: the version and the active extensions."""
+    """Return the headers of a successful response: the version and the active extensions."""
     asked = [
         value for name in _EXTENSION_HEADERS.values() for value in request.headers.getlist(name)
     ]

@@ -1,28 +1,35 @@
 """The layers that a request passes before A2A reads it.
 
 ``edge`` puts them around the application; their order is written there and nowhere else. Each is
-one small ASGI class, which refuses a request by raising a ``ServiceError``. Only ``AccessLog`` and
-``PayloadLog`` are in ``observe``, and ``Authentication`` is in ``auth``. The limits of the JSON in
-a body are checked where it is parsed (``jsonguard``), those of tasks in ``tasks``.
+one small ASGI class, which refuses a request by raising a ``ServiceError``; only ``Authentication``
+is in a module of its own. The limits of the JSON in a body are checked where it is parsed
+(``jsonguard``), those of tasks in ``tasks``.
 """
 
 import asyncio
 import contextlib
+import logging
+import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from urllib.parse import urlsplit
 
+import orjson
+import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
+from opencode_a2a.a2a.operations import METHODS, RPC_PATH
 from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings, Settings, loopback
@@ -41,12 +48,14 @@ from opencode_a2a.errors import (
     StoreUnavailableError,
     StreamEndedError,
 )
+from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
-from opencode_a2a.server.contracts import DISCOVERY, PROBES, metadata_url
-from opencode_a2a.server.http import refused
+from opencode_a2a.server.contracts import DISCOVERY, HEALTH_PATH, METRICS_PATH, PROBES, metadata_url
+from opencode_a2a.server.http import OPERATION, refused
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import DRAINED
+from opencode_a2a.telemetry import OPERATOR, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import (
     OPEN_PATHS,
     AcceptedCredential,
@@ -55,8 +64,17 @@ from opencode_a2a.web.auth import (
     peer_address,
 )
 from opencode_a2a.web.browser import REFUSES_GZIP, SignIns, page
-from opencode_a2a.web.observe import ANSWER_HEADERS, ANSWERED, AccessLog, PayloadLog
 
+logger: FilteringBoundLogger = structlog.get_logger()
+
+RESPONSE_HEADERS = "response_headers"
+"""In the scope: headers that every response to this request gets, a refusal too."""
+RESPONDED = "responded"
+"""In the scope once a response has begun: its status."""
+_KNOWN_PATHS = frozenset({RPC_PATH, *PROBES, HEALTH_PATH, METRICS_PATH, *DISCOVERY})
+_KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_SIGN_IN = "/console/"
+"""The beginning of paths whose responses hold a sign-in code or a session token."""
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -118,13 +136,69 @@ def edge(
     return app
 
 
+class AccessLog:
+    """Trace every request, log who asked for what and how it ended, and count it for ``/metrics``.
+
+    A request gets an id and a trace, which appear in its log records, in its response and in the
+    calls that it leads to. The router leaves the chosen route in the scope, and the bindings leave
+    the operation there. Unknown paths and methods never become a label.
+    """
+
+    def __init__(self, app: ASGIApp, always: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self._app = app
+        self._always = always
+        """Headers that every response gets."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, status = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        parent = headers.get("traceparent")
+        trace = begin_trace(parent, headers.get("tracestate") if parent else None)
+        # Each request runs in a task, hence in a context, of its own: nothing has to be reset.
+        current_trace.set(trace)
+        structlog.contextvars.bind_contextvars(
+            request_id=os.urandom(8).hex(), trace_id=trace.trace_id
+        )
+        traced = (b"traceparent", trace.traceparent.encode())
+        added = scope[RESPONSE_HEADERS] = [traced, *self._always]
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = scope[RESPONDED] = message["status"]
+                duration = time.monotonic() - began
+                metrics.REQUEST_SECONDS.labels(_route(scope)).observe(duration)
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
+            metrics.REQUESTS.labels(method, _route(scope), str(status)).inc()
+            level = logging.ERROR if status >= 500 else logging.INFO
+            if logger.is_enabled_for(level):
+                caller: Caller | None = scope.get(SCOPE_KEY)
+                logger.log(
+                    level,
+                    "request",
+                    principal=caller.principal if caller else None,
+                    address=peer_address(scope),
+                    method=method,
+                    route=_route(scope),
+                    operation=scope.get(OPERATION),
+                    status=status,
+                    duration_ms=round((time.monotonic() - began) * 1000, 1),
+                )
+
+
 class Refusals:
     """Answer a refusal of a layer or the router in the form of the version and binding called."""
 
     def __init__(self, app: ASGIApp, default: Version = Version.V03) -> None:
         self._app = app
         self._default = default
-        """The version of an answer to a request that names none."""
+        """The version of a refusal of a request that names none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DEFAULT_VERSION] = self._default
@@ -143,7 +217,7 @@ class Refusals:
         except asyncio.CancelledError:
             # Only the server cancels a request: when it stops, and the grace period is over. The
             # request may have been carried out.
-            if ANSWERED in scope:
+            if RESPONDED in scope:
                 raise
             error = StreamEndedError(DRAINED, cause="drained")
         response = refused(error, scope)
@@ -222,7 +296,7 @@ class Boundary:
             await Response(status_code=204, headers=granted)(scope, receive, send)
             return
         granting = (b"access-control-allow-origin", reader.encode("latin-1"))
-        scope.setdefault(ANSWER_HEADERS, []).extend((granting, *_READABLE))
+        scope.setdefault(RESPONSE_HEADERS, []).extend((granting, *_READABLE))
         await self._app(scope, receive, send)
 
 
@@ -405,10 +479,89 @@ class BodyGuard:
             nonlocal body
             if body is None:
                 return await receive()
-            whole, body = body, None  # do not hold a large body while the answer is made
+            whole, body = body, None  # do not hold a large body while the response is made
             return {"type": "http.request", "body": whole, "more_body": False}
 
         await self._app(scope, replay, send)
+
+
+class PayloadLog:
+    """Log the bodies of requests and responses, at any log level.
+
+    Secrets are removed, and long bodies are cut. Streams, sign-ins and the methods beyond A2A,
+    which carry a person's work, are logged without their bodies. It stands behind ``BodyGuard``,
+    so that no body is unbounded.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int = 0) -> None:
+        self._app = app
+        self._limit = limit
+        """Bytes shown of a body; 0 shows all of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, response, media_type, size = b"", bytearray(), "", 0
+
+        async def read(receive: Receive = receive) -> Message:
+            nonlocal request
+            message = await receive()
+            if message["type"] == "http.request":
+                request += message.get("body", b"")
+            return message
+
+        async def write(message: Message) -> None:
+            nonlocal media_type, size
+            if message["type"] == "http.response.start":
+                media_type = Headers(raw=message["headers"]).get("content-type", "")
+            elif message["type"] == "http.response.body":
+                body: bytes = message.get("body", b"")
+                size += len(body)
+                if "json" in media_type:
+                    response.extend(body)
+            await send(message)
+
+        try:
+            await self._app(scope, read, write)
+        finally:
+            method: str | None = None
+            with contextlib.suppress(orjson.JSONDecodeError):
+                called: Json = orjson.loads(request)
+                if isinstance(called, dict) and isinstance(name := called.get("method"), str):
+                    method = name
+            sensitive = method is not None and method not in METHODS
+            sensitive = sensitive or scope["path"].startswith(_SIGN_IN)
+            hidden = "omitted: sensitive method" if sensitive else ""
+            if media_type.startswith("text/event-stream"):
+                shown = "streaming"
+            elif "json" not in media_type:
+                shown = f"omitted: {media_type or 'no content type'}"
+            else:
+                shown = hidden or self._preview(bytes(response))
+            OPERATOR.info(
+                "payload",
+                route=_route(scope),
+                method=method,
+                request=hidden or self._preview(request),
+                response=shown,
+                response_bytes=size,
+            )
+
+    def _preview(self, body: bytes) -> str:
+        try:
+            shown = orjson.dumps(redact(orjson.loads(body)))
+        except orjson.JSONDecodeError:
+            return f"omitted: {len(body)} bytes, not JSON"
+        if self._limit and len(shown) > self._limit:
+            return shown[: self._limit].decode(errors="ignore") + "…"
+        return shown.decode()
+
+
+def _route(scope: Scope) -> str:
+    """Return the template of the path, or ``other`` for a path that nothing serves."""
+    route: BaseRoute | None = scope.get("route")
+    if isinstance(route, Route):
+        return route.path
+    path: str = scope["path"]
+    return path if path in _KNOWN_PATHS else "other"
 
 
 @lru_cache(maxsize=1024)

@@ -36,7 +36,7 @@ from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 BODY_SECONDS = 60.0
-"""A last resort behind ``edge.BodyGuard``, which answers before it hangs up."""
+"""A last resort behind ``edge.BodyGuard``, which responds before it hangs up."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 
@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
     def _late(self) -> None:
         self._timer = None
         if self._responding:
-            # An answer is being sent, which has deadlines of its own.
+            # A response is being sent, which has deadlines of its own.
             self._wait(HEADER_SECONDS)
         elif self._in_head and self._head_bytes:
             self._refuse(_SLOW_HEAD)
