@@ -9,11 +9,12 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import ALPHABET, MessageId, ModelRef
 from opencode_a2a.rights import FULL, Rights
+from opencode_a2a.validation import FREE, FREE_OBJECT
 
 Kind = Literal["text", "raw", "url", "data"]
 Delivery = Literal["steer", "queue", "interrupt"]
@@ -32,10 +33,10 @@ class Part:
     raw: str | None = None
     """Base64."""
     url: str | None = None
-    data: Json = None
+    data: Annotated[Json, FREE] = None
     media_type: str | None = None
     filename: str | None = None
-    metadata: JsonObject | None = None
+    metadata: Annotated[JsonObject, FREE_OBJECT] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Message:
     message_id: str
     role: Literal["user", "agent"]
     parts: list[Part]
-    metadata: JsonObject | None = None
+    metadata: Annotated[JsonObject, FREE_OBJECT] | None = None
     extensions: list[str] = field(default_factory=list[str])
     reference_task_ids: list[str] = field(default_factory=list[str])
 
@@ -98,7 +99,7 @@ class Routing:
     """The name of an OpenCode command to run; the text of the message is its arguments."""
     rights: Rights = FULL
     """The rights to which the caller limits the turn; the credential may allow less."""
-    output_schema: JsonObject | None = None
+    output_schema: Annotated[JsonObject, FREE_OBJECT] | None = None
     """A JSON schema for the answer, which is then data instead of text."""
     plan: bool = False
     """Whether the turn only plans; a person has to approve the plan before anything is changed."""

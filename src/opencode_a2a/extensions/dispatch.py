@@ -20,10 +20,11 @@ the replica that gets it runs the handler for that OpenCode alone, and asks nobo
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-import orjson
 import structlog
+from pydantic import TypeAdapter
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.a2a.types import Version
@@ -41,41 +42,28 @@ from opencode_a2a.extensions.call import Call, Deps, NotHereError
 from opencode_a2a.extensions.params import Payload, read, read_result, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
-from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, OwnerCall
-from opencode_a2a.tasks.state import known_fields
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import NotOwnerError
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
+from opencode_a2a.validation import FREE_OBJECT
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MethodRequest:
-    """A call of a method as it came, which is also the form in which it is forwarded."""
+    """A call of a method as it came, which is also the form in which it is forwarded.
 
-    method: Method
+    The replica that forwards it has authenticated the caller.
+    """
+
+    method: str
     caller: Caller
-    params: JsonObject
+    params: Annotated[JsonObject, FREE_OBJECT]
     version: Version
     only: str | None = None
     """The OpenCode that a forwarded call is about; None if the call is forwarded as a whole."""
-
-    def dump(self) -> bytes:
-        """Write the call down for another replica."""
-        return orjson.dumps(
-            {
-                "method": self.method.name,
-                "params": self.params,
-                "version": self.version.value,
-                "caller": {
-                    **asdict(self.caller),
-                    "capabilities": sorted(self.caller.capabilities),
-                },
-                "only": self.only,
-            }
-        )
 
 
 class Dispatcher:
@@ -93,52 +81,40 @@ class Dispatcher:
         }
         """Methods that are declared but disabled: by which setting, and why."""
 
-        async def load_result(_: MethodRequest, reply: bytes) -> JsonObject:
-            return orjson.loads(reply)
-
         self._call_at_owner = OwnerCall(
             deps.tasks.mailbox,
             "method",
             self._call,
-            dump=MethodRequest.dump,
-            load=self._load,
-            dump_result=orjson.dumps,
-            load_result=load_result,
-            repeatable=lambda request: (
-                request.method.repeatable or request.method.access is Access.READ
-            ),
+            TypeAdapter(MethodRequest),
+            TypeAdapter[JsonObject](Annotated[JsonObject, FREE_OBJECT]),
         )
 
     async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
         """Call a method, here or at the replica that runs its OpenCode; raise what it declares."""
-        request = MethodRequest(self._methods[name], caller, params, version)
+        request = MethodRequest(name, caller, params, version)
         try:
-            return await self._call_at_owner(request)
+            try:
+                return await self._call(request)
+            except NotOwnerError as error:
+                upstream = error.upstream
+            return await self._ask_owner(upstream, request)
         except ServiceError as error:
-            raise _completed(error, request.method) from None
+            raise _completed(error, self._methods[name]) from None
 
-    def _load(self, body: bytes) -> MethodRequest:
-        """Read a call that another replica has forwarded; that one has authenticated the caller."""
-        sent = orjson.loads(body)
-        name, who, version = sent["method"], sent["caller"], Version(sent["version"])
-        method = self._methods.get(name)
-        if method is None:  # the other replica has other settings, or a later version
-            off = self.disabled.get(name)
-            raise MethodNotFoundError.named(name, off, version.value)
-        loaded = {
-            "capabilities": frozenset(who["capabilities"]),
-            "rights": Rights(**known_fields(Rights, who["rights"])),
-            "budget": Budget(**known_fields(Budget, who["budget"])),
-        }
-        caller = Caller(**known_fields(Caller, who | loaded))
-        return MethodRequest(method, caller, sent["params"], version, sent["only"])
+    async def _ask_owner(self, upstream: str, request: MethodRequest) -> JsonObject:
+        method = self._methods[request.method]
+        repeatable = method.repeatable or method.access is Access.READ
+        return await self._call_at_owner.ask(upstream, request, repeatable=repeatable)
 
     async def _call(self, request: MethodRequest) -> JsonObject:
         """Check and make a call on this replica, and audit it if the method says so.
 
         Raise NotOwnerError if another replica has to make the call.
         """
-        method, caller, deps = request.method, request.caller, self._deps
+        method, caller, deps = self._methods.get(request.method), request.caller, self._deps
+        if method is None:  # the replica that forwards it has other settings, or a later version
+            off = self.disabled.get(request.method)
+            raise MethodNotFoundError.named(request.method, off, request.version.value)
         only = request.only
         outcome: str | None = "internal_error"
         try:
@@ -208,7 +184,7 @@ class Dispatcher:
         One that is away or refuses is left out, and so is a replica that does not answer soon.
         Raise what an OpenCode of this replica raises if there is no result at all.
         """
-        method, fleet = request.method, self._deps.fleet
+        method, fleet = self._methods[request.method], self._deps.fleet
         members = [member for member in fleet.members.values() if member.owned and member.up]
         if not members and not fleet.census.has_others:
             members = [call.member]  # to raise what is wrong with it
@@ -223,9 +199,7 @@ class Dispatcher:
         async def ask(upstream: str) -> Payload | None:
             with suppress(ServiceError, TimeoutError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    result = await self._call_at_owner.ask(
-                        upstream, replace(request, only=upstream)
-                    )
+                    result = await self._ask_owner(upstream, replace(request, only=upstream))
                     return read_result(method.result, result)
             return None
 
@@ -243,15 +217,14 @@ class Dispatcher:
 
         Raise ``missing``, which the OpenCode of the call has raised, if no other has it either.
         """
+        handler = self._methods[request.method].handler
         for member in self._deps.fleet.members.values():
             if member is not call.member and member.owned and member.up:
                 with suppress(NotHereError):
-                    return write(
-                        await request.method.handler(replace(call, member=member), call.params)
-                    )
+                    return write(await handler(replace(call, member=member), call.params))
         for upstream in await self._deps.tasks.mailbox.others():
             with suppress(type(missing), UpstreamError):
-                return await self._call_at_owner.ask(upstream, replace(request, only=upstream))
+                return await self._ask_owner(upstream, replace(request, only=upstream))
         raise missing
 
 

@@ -1,10 +1,10 @@
 """Forward calls to the replica that owns an OpenCode.
 
-Code that needs an OpenCode of another replica raises ``NotOwnerError``. The ``OwnerCall`` around it
-then has the owner run the same code, and returns the result or raises the error as if it had run
-here. To forward a further call, declare an ``OwnerCall``: its kind, what runs, and how arguments
-and result are written. Calls and replies go through a table (``Mailbox``, ``store.mail``), so
-replicas need no second port, no shared secret and no network path to each other.
+Code that needs an OpenCode of another replica raises ``NotOwnerError``. ``TaskService`` and the
+dispatcher of methods catch it, and have the owner run the same code by an ``OwnerCall``, which
+returns the result or raises the error as if it had run here. Calls and replies go through a table
+(``Mailbox``, ``store.mail``), so replicas need no second port, no shared secret and no network path
+to each other.
 
 A mail is addressed to an OpenCode, not to a replica, so the next owner finds it. If a replica dies
 while it carries a call out, the next owner does so again if the call is repeatable; otherwise the
@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 
 import orjson
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
@@ -39,7 +40,6 @@ from opencode_a2a.ids import SessionId
 from opencode_a2a.store import mail, replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.tasks.state import known_fields
 from opencode_a2a.turns.fleet import FORWARDED_TO, Fleet, NotOwnerError
 
 logger = structlog.get_logger(__name__)
@@ -284,10 +284,17 @@ R = TypeVar("R")
 
 
 class OwnerCall(Generic[A, R]):
-    """One kind of call, with its arguments as one value.
+    """One kind of call to the owner of an OpenCode: its arguments are one value, so is its result.
 
-    Make it before the mailbox runs (``Mailbox.register``). ``run`` calls ``Member.check_owned`` of
-    its OpenCode, and again after every await that may give the OpenCode to another replica.
+    Both are sent as JSON, by the adapters of their types, such as a dataclass. Fields that a later
+    version has added are ignored.
+
+    ``run`` carries the call out at the owner. It calls ``Member.check_owned`` of its OpenCode, and
+    again after every await in which the OpenCode may have been given to another replica. Its result
+    names what the caller can read from the database. Whatever it changes has to be in a log or
+    another table: the OpenCode may have another owner before the reply is read.
+
+    Make it before the mailbox runs (``Mailbox.register``).
     """
 
     def __init__(
@@ -295,47 +302,31 @@ class OwnerCall(Generic[A, R]):
         mailbox: Mailbox,
         kind: str,
         run: Callable[[A], Awaitable[R]],
-        *,
-        dump: Callable[[A], bytes] = orjson.dumps,
-        load: Callable[[bytes], A],
-        dump_result: Callable[[R], bytes],
-        load_result: Callable[[A, bytes], Awaitable[R]],
-        repeatable: Callable[[A], bool],
+        arguments: TypeAdapter[A],
+        result: TypeAdapter[R],
     ) -> None:
         self._mailbox = mailbox
         self._kind = kind
-        self._run = run
-        self._dump = dump
-        self._load = load
-        self._dump_result = dump_result
-        self._load_result = load_result
-        """Makes the result of the arguments and the reply; it may read the database for that."""
-        self._repeatable = repeatable
-        """Whether the next owner may run the call again if this one dies over it."""
-        mailbox.register(kind, self._answer)
+        self._arguments = arguments
+        self._result = result
 
-    async def __call__(self, arguments: A) -> R:
-        """Run the call here, or have the owner of its OpenCode run it."""
-        try:
-            return await self._run(arguments)
-        except NotOwnerError as error:
-            upstream = error.upstream
-        return await self.ask(upstream, arguments)
+        async def carry_out(body: bytes) -> bytes:
+            try:
+                loaded = arguments.validate_json(body)
+            except ValidationError:  # its text has the values, and may have a secret
+                raise UnsupportedOperationError(UNKNOWN_CALL) from None
+            return result.dump_json(await run(loaded))
 
-    async def ask(self, upstream: str, arguments: A) -> R:
-        """Have the owner of an OpenCode run the call."""
-        body, repeatable = self._dump(arguments), self._repeatable(arguments)
+        mailbox.register(kind, carry_out)
+
+    async def ask(self, upstream: str, arguments: A, *, repeatable: bool = True) -> R:
+        """Have the owner of an OpenCode run the call; ``upstream`` is that of a NotOwnerError.
+
+        ``repeatable`` says that the next owner may run it again if this one dies over it.
+        """
+        body = self._arguments.dump_json(arguments)
         reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=repeatable)
-        return await self._load_result(arguments, reply)
-
-    async def _answer(self, body: bytes) -> bytes:
-        """Run the call for another replica."""
-        return self._dump_result(await self._run(self._load(body)))
-
-
-def load_fields(kind: type[A]) -> Callable[[bytes], A]:
-    """Return a loader for a dataclass of JSON values; it ignores fields of a later version."""
-    return lambda body: kind(**known_fields(kind, orjson.loads(body)))
+        return self._result.validate_json(reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,17 +342,8 @@ class SessionSearch:
         self._mailbox = mailbox
         self._fleet = fleet
 
-        async def load_result(_: SessionQuery, reply: bytes) -> bool:
-            return orjson.loads(reply)
-
         self._has_session = OwnerCall(
-            mailbox,
-            "session",
-            self._has,
-            load=load_fields(SessionQuery),
-            dump_result=orjson.dumps,
-            load_result=load_result,
-            repeatable=lambda _: True,
+            mailbox, "session", self._has, TypeAdapter(SessionQuery), TypeAdapter(bool)
         )
 
     async def find(self, session_id: SessionId) -> str | None:

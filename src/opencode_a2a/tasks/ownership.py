@@ -118,6 +118,7 @@ class Ownership:
         """Take every OpenCode that is free; without other replicas these are all."""
         me = self._database.replica
         if me is None:
+            # SQLite: of this module only _begin, _recover and the closing are used.
             await self._begin(dict.fromkeys(self._fleet.members, False))
             return
         await self._check_names(me)

@@ -13,7 +13,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -62,7 +62,6 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     dump_entries,
-    known_fields,
     load_request,
 )
 from opencode_a2a.turns.answers import (
@@ -130,25 +129,6 @@ class SendCommand:
                 self.output_modes,
             )
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
-
-    def dump(self) -> bytes:
-        """Write the command down for another replica, with the secrets of its webhook."""
-        rest = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "request"}
-        return orjson.dumps(rest) + b"\n" + orjson.dumps(self.request)
-
-    @classmethod
-    def load(cls, data: bytes) -> "SendCommand":
-        rest, _, request = data.partition(b"\n")
-        sent = orjson.loads(rest)
-        modes, push = sent["output_modes"], sent["push"]
-        loaded = {
-            "message": Message.load(sent["message"]),
-            "request": load_request(request),
-            "output_modes": None if modes is None else tuple(modes),
-            "push": None if push is None else PushConfig(**known_fields(PushConfig, push)),
-            "budget": Budget(**known_fields(Budget, sent["budget"])),
-        }
-        return cls(**known_fields(cls, sent | loaded))
 
 
 @dataclass(frozen=True, slots=True)

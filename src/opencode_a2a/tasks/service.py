@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 import orjson
+from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import InvalidParamsError, TaskNotCancelableError, UpstreamUnreachableError
-from opencode_a2a.ids import Principal
+from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
@@ -28,14 +29,14 @@ from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, load_task
-from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, load_fields
+from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import end_unowned
 from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.sending import SendCommand, Sending, Submitted
-from opencode_a2a.tasks.state import Cursor, Query, State, TaskState, known_fields
+from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 
@@ -72,12 +73,6 @@ class NewWebhook(TaskName):
     anew: bool
     """Whether it is to begin anew if one just like it is served; see ``Outbox.put``."""
 
-    @classmethod
-    def load(cls, body: bytes) -> "NewWebhook":
-        sent = orjson.loads(body)
-        config = PushConfig(**known_fields(PushConfig, sent["config"]))
-        return cls(**known_fields(cls, sent | {"config": config}))
-
 
 class TaskService:
     def __init__(
@@ -105,60 +100,23 @@ class TaskService:
         )
         fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
 
-        # The calls that the owner of an OpenCode runs. A result that refers to a task is read from
-        # the database when the owner has replied.
-
-        async def load_submitted(command: SendCommand, reply: bytes) -> Submitted:
-            task_id, seq, repeat = orjson.loads(reply)
-            log = await self.open.log_of(await self.open.row(command.principal, task_id))
-            return Submitted(log, seq, repeat)
-
-        async def load_canceled(named: TaskName, _: bytes) -> TaskState:
-            return load_task(await self.open.row(named.principal, named.task_id))
-
-        async def load_webhook(new: NewWebhook, reply: bytes) -> HookRow:
-            log = await self.log(new.principal, new.task_id)
-            return await self._outbox.find(log, orjson.loads(reply))
-
-        async def load_nothing(_: WebhookName, __: bytes) -> None:
-            return None
-
+        # The calls that the owner of an OpenCode runs for other replicas.
+        nothing, text = TypeAdapter(type(None)), TypeAdapter(str)
         self._submit_at_owner = OwnerCall(
             self.mailbox,
             "submit",
-            self.sending.submit,
-            dump=SendCommand.dump,
-            load=SendCommand.load,
-            dump_result=lambda done: orjson.dumps([done.log.ref.id, done.seq, done.repeat]),
-            load_result=load_submitted,
-            repeatable=lambda _: True,
+            self._submit_for_other,
+            TypeAdapter(SendCommand),
+            TypeAdapter(tuple[TaskId, int, bool]),
         )
         self._cancel_at_owner = OwnerCall(
-            self.mailbox,
-            "cancel",
-            self._cancel,
-            load=load_fields(TaskName),
-            dump_result=lambda _: b"",
-            load_result=load_canceled,
-            repeatable=lambda _: True,
+            self.mailbox, "cancel", self._cancel_for_other, TypeAdapter(TaskName), nothing
         )
         self._put_webhook_at_owner = OwnerCall(
-            self.mailbox,
-            "webhook",
-            self._put_webhook,
-            load=NewWebhook.load,
-            dump_result=lambda row: orjson.dumps(row.config_id),
-            load_result=load_webhook,
-            repeatable=lambda _: True,
+            self.mailbox, "webhook", self._put_webhook_for_other, TypeAdapter(NewWebhook), text
         )
         self._delete_webhook_at_owner = OwnerCall(
-            self.mailbox,
-            "no webhook",
-            self._delete_webhook,
-            load=load_fields(WebhookName),
-            dump_result=lambda _: b"",
-            load_result=load_nothing,
-            repeatable=lambda _: True,
+            self.mailbox, "no webhook", self._delete_webhook, TypeAdapter(WebhookName), nothing
         )
 
     async def submit(self, command: SendCommand) -> Submitted:
@@ -166,9 +124,17 @@ class TaskService:
         try:
             return await self.sending.submit(command)
         except NotOwnerError as error:
-            # A plain answer counts for what readers were shown, wherever they were.
-            seen = self.remote_logs.seen(command.principal)
-            return await self._submit_at_owner.ask(error.upstream, replace(command, seen=seen))
+            owned = error.upstream
+        # A plain answer counts for what readers were shown, wherever they were.
+        command = replace(command, seen=self.remote_logs.seen(command.principal))
+        task_id, seq, repeat = await self._submit_at_owner.ask(owned, command)
+        log = await self.open.log_of(await self.open.row(command.principal, task_id))
+        return Submitted(log, seq, repeat)
+
+    async def _submit_for_other(self, command: SendCommand) -> tuple[TaskId, int, bool]:
+        """Take a message for another replica; return the task, and the rest of ``Submitted``."""
+        done = await self.sending.submit(command)
+        return done.log.ref.id, done.seq, done.repeat
 
     # Reading
 
@@ -276,10 +242,11 @@ class TaskService:
         """End a task; an ended one is returned if it was canceled before, else refused."""
         named = TaskName(principal, task_id)
         try:
-            try:
-                return await self._cancel(named)
-            except NotOwnerError as error:
-                return await self._cancel_at_owner.ask(error.upstream, named)
+            return await self._cancel(named)
+        except NotOwnerError as error:
+            owned = error.upstream
+        try:
+            await self._cancel_at_owner.ask(owned, named)
         except UpstreamUnreachableError:
             row = await self.open.row(principal, task_id)
             if not await end_unowned(self._database, row):
@@ -287,6 +254,11 @@ class TaskService:
             self._writer.notify([row.no])
             self.remote_logs.want([row.no])
             return await self._cancel(named)
+        return load_task(await self.open.row(principal, task_id))
+
+    async def _cancel_for_other(self, named: TaskName) -> None:
+        """Cancel a task for another replica, which reads from the database how it ended."""
+        await self._cancel(named)
 
     async def _cancel(self, named: TaskName) -> TaskState:
         principal, task_id = named.principal, named.task_id
@@ -323,7 +295,13 @@ class TaskService:
         try:
             return await self._put_webhook(new)
         except NotOwnerError as error:
-            return await self._put_webhook_at_owner.ask(error.upstream, new)
+            owned = error.upstream
+        config_id = await self._put_webhook_at_owner.ask(owned, new)
+        return await self._outbox.find(await self.log(principal, task_id), config_id)
+
+    async def _put_webhook_for_other(self, new: NewWebhook) -> str:
+        """Set a webhook for another replica; return its id."""
+        return (await self._put_webhook(new)).config_id
 
     async def _put_webhook(self, new: NewWebhook) -> HookRow:
         await self.check_owned(new.principal, new.task_id)
