@@ -226,7 +226,7 @@ async def test_catalogues_are_readable_and_hold_no_key(opencode: OpenCode, here:
     agents = await opencode.agents(at=here)
     commands = await opencode.commands(at=here)
 
-    assert set(connected.default) <= {provider.id for provider in connected.providers}
+    assert set(connected.default) <= set(catalogue.connected)
     assert len(catalogue.all) > 100
     assert "apiKey" not in connected.model_dump_json() + catalogue.model_dump_json()
     assert {agent.name for agent in agents if agent.selectable} == {"build", "plan"}

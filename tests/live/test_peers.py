@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import sys
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from structlog.testing import capture_logs
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import Task
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, script, until_restarted
 from tests.support.caller import PATIENCE, Caller
 from tests.support.service import TOKEN, Running, serving, settings_for
 
@@ -234,12 +233,9 @@ async def test_the_tool_is_there_again_when_opencode_was_restarted(
 ) -> None:
     pair = await start()
     await pair.front.send(script(ask(script({"say": "before"})), QUOTE))
-    back = threading.Event()
-    backstage.opencode.on_restart.append(back.set)
 
-    await backstage.kill()
-    assert await asyncio.to_thread(back.wait, 2 * PATIENCE)
-    backstage.opencode.on_restart.remove(back.set)
+    async with asyncio.timeout(2 * PATIENCE):
+        await until_restarted(backstage.opencode, await backstage.kill())
     begun = await pair.front.begin(script(ask(script({"say": "after"})), QUOTE))
     await pair.front.wait(begun.id, "working", "completed")
 

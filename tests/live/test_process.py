@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
@@ -14,6 +15,7 @@ from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes, untested
 from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
+from tests.support.backstage import until_restarted
 from tests.support.heard import listening
 
 pytestmark = pytest.mark.live
@@ -71,8 +73,6 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(
         OpenCode(managed.url, password=managed.password) as opencode,
         asyncio.TaskGroup() as group,
     ):
-        restarted = asyncio.Event()
-        managed.on_restart.append(restarted.set)
         first, address = managed.pid, managed.url
         session = await session_in(opencode, workspace)
         async with listening(opencode) as heard:
@@ -82,7 +82,7 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(
 
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await restarted.wait()
+        await until_restarted(managed, first)
 
         assert untested(managed.version) is None
         assert managed.running
@@ -104,7 +104,6 @@ async def test_a_launcher_that_still_shows_the_password_is_warned_of(
     workspace: Path,
     opencode_command: str,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
     wrapped: bool,
 ) -> None:
     if wrapped:
@@ -113,10 +112,12 @@ async def test_a_launcher_that_still_shows_the_password_is_warned_of(
         launcher.chmod(0o755)
         opencode_command = str(launcher)
 
-    async with asyncio.timeout(120), managed_in(workspace, opencode_command):
-        pass
+    with capture_logs() as records:
+        async with asyncio.timeout(120), managed_in(workspace, opencode_command):
+            pass
 
-    assert ("set OPENCODE_COMMAND to the OpenCode program itself" in caplog.text) is wrapped
+    warned = [record["event"] for record in records if record["log_level"] == "warning"]
+    assert any("set OPENCODE_COMMAND to the OpenCode program" in text for text in warned) is wrapped
 
 
 async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(

@@ -9,11 +9,14 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from opencode_a2a.config import OpenCodeSettings
+from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a_demo.script import enclose
 from opencode_a2a_demo.server import DemoModel, opencode_config
@@ -79,11 +82,12 @@ class Backstage:
         """Let the replies at a gate go on."""
         await self.call(self._on_loop(self.model.gate(gate).opened.set))
 
-    async def kill(self) -> None:
-        """Kill OpenCode as a crash would; it is started again by its keeper."""
+    async def kill(self) -> int:
+        """Kill OpenCode as a crash would, and return its pid; its keeper starts it again."""
         pid = self.opencode.pid
         assert pid is not None
         os.kill(pid, 9)
+        return pid
 
     async def _reached(self, gate: str) -> None:
         await self.model.gate(gate).reached.wait()
@@ -123,3 +127,15 @@ def on_disk(workspace: Path) -> dict[str, bytes]:
         for path in files
         if ".git" not in path.parts
     }
+
+
+async def until_restarted(managed: ManagedOpenCode, killed: int) -> None:
+    """Wait until OpenCode answers again as another process than the one that was killed."""
+    # It never answers on a connection that it accepted while it was starting.
+    async with OpenCode(managed.url, password=managed.password, timeout=1) as opencode:
+        while True:
+            with suppress(UpstreamError):
+                await opencode.health()
+                if managed.pid not in (None, killed):
+                    return
+            await asyncio.sleep(0.05)

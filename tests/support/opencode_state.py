@@ -148,7 +148,6 @@ class OpenCodeState:
             statuses={key: value for key, value in self.statuses.items() if value.type != "idle"},
             permissions=list(self.permissions.values()),
             questions=list(self.questions.values()),
-            session=self.infos.get(root),
             directory="/workspace",
         )
 

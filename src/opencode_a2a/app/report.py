@@ -156,7 +156,7 @@ class ServiceReport:
         """Return the body of ``/health`` for a caller."""
         settings, model = self._settings, self._settings.opencode.model
         if model is None and time.monotonic() >= self._model_until:
-            at = Location(str(settings.workspace) if settings.workspace else None)
+            at = Location.of(settings.workspace)
             opencode = self._fleet.serving(at.directory).turns.opencode
             with suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(HEALTH_SECONDS):

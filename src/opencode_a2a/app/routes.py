@@ -38,7 +38,7 @@ def protocol_routes(
     methods = Dispatcher(EXTENSIONS, deps, settings)
 
     async def agents() -> list[OpenCodeSkill]:
-        at = Location(str(settings.workspace) if settings.workspace else None)
+        at = Location.of(settings.workspace)
         opencode = parts.fleet.serving(at.directory).turns.opencode
         found, commands = await opencode.agents(at=at), await opencode.commands(at=at)
         return [

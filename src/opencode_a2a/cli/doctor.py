@@ -225,7 +225,7 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
             unknown = f"{name} is not a permission of OpenCode's own"
             yield Finding("rules", unknown, f"{remedy}, unless a tool is called so", advice=True)
         return
-    at = Location(str(settings.workspace) if settings.workspace else None)
+    at = Location.of(settings.workspace)
     own = settings.fleet[0][1]  # any of several has the same tools
     try:
         tools = _ask(own, lambda opencode: opencode.tool_ids(at=at))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Final, Literal, Self, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -88,6 +89,10 @@ class Location:
 
     directory: str | None = None
     workspace: str | None = None
+
+    @classmethod
+    def of(cls, directory: Path | None) -> Self:
+        return cls(None if directory is None else str(directory))
 
 
 HERE: Final = Location()

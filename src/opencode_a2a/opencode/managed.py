@@ -10,12 +10,11 @@ what OpenCode is used for.
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from subprocess import DEVNULL
@@ -24,6 +23,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 import orjson
+import structlog
 
 from opencode_a2a.bounds import wait
 from opencode_a2a.config import OpenCodeSettings
@@ -37,7 +37,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.process import (
     INSTALL,
-    LAST_WORDS_SECONDS,
+    LAST_OUTPUT_SECONDS,
     MARKER,
     STOP_SECONDS,
     OpenCodeProcess,
@@ -53,7 +53,7 @@ from opencode_a2a.opencode.process import (
     unusable,
 )
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 USERNAME: Final = "opencode"
 FIRST_DELAY: Final = 0.5
@@ -160,8 +160,8 @@ class ManagedOpenCode:
     """OpenCode as a child process; ``async with`` starts it and leaves nothing behind.
 
     ``url``, ``username`` and ``password`` never change while it is entered. When OpenCode dies, it
-    is started again, and every function in ``on_restart`` is called: the turns that ran in it are
-    lost, and their tasks have to be compared with OpenCode's stored state.
+    is started again. The turns that ran in it are lost; that the event stream ends (``feed.Gap``)
+    has their tasks compared with OpenCode's stored state.
 
     ``environment`` holds the variables that OpenCode gets from this program, see
     ``passed_environment``. ``config`` overrides OpenCode's own files, and every tool can read it.
@@ -199,7 +199,6 @@ class ManagedOpenCode:
         self.password = secrets.token_urlsafe(32)
         self.url = ""
         self.version = ""
-        self.on_restart: list[Callable[[], None]] = []
         self.keep = False
         """Whether to leave it running on exit, for the next start to take over."""
 
@@ -221,21 +220,21 @@ class ManagedOpenCode:
     async def __aenter__(self) -> Self:
         if self._lock is not None and not self._lock.take():
             logger.warning(
-                "another running service uses the record %s; the OpenCode of this service will not "
-                "be taken over after a restart",
-                self._record,
+                "another running service uses the record of the managed OpenCode; the OpenCode of "
+                "this service will not be taken over after a restart",
+                record=str(self._record),
             )
             self._record = self._lock = None
         try:
             if abandoned := await asyncio.to_thread(kill_abandoned, self._record):
-                logger.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
+                logger.warning("ended an OpenCode whose owner is gone", processes=abandoned)
             if not await self._take_over():
                 await self._start_on_a_port()
         except BaseException:
             await self._leave(keep=self._taken)
             raise
         if doubt := untested(self.version):
-            logger.warning("%s", doubt)
+            logger.warning(doubt)
         self._keeper = asyncio.create_task(self._keep_running(), name="opencode keeper")
         return self
 
@@ -286,10 +285,10 @@ class ManagedOpenCode:
                     await opencode.config(at=self._at)
                 if version == self.version:
                     logger.info(
-                        "took over OpenCode %s at %s, pid %d", version, self.url, process.pid
+                        "took over OpenCode", version=version, url=self.url, pid=process.pid
                     )
                     return True
-        logger.warning("ending the OpenCode of an earlier run (pid %d): %s", process.pid, reason)
+        logger.warning("ending the OpenCode of an earlier run", pid=process.pid, reason=reason)
         self._taken = False
         await self._stop()
         self._marker, self.password = fresh
@@ -379,7 +378,7 @@ class ManagedOpenCode:
                 known = {"url": self.url, "version": self.version, "pid": pid, "birth": birth(pid)}
                 if self._record is not None:
                     record.model_copy(update=known).write(self._record)
-                logger.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
+                logger.info("OpenCode runs", version=self.version, url=self.url, pid=pid)
                 return
             reason, unknown = "OpenCode ended at once", False
         # Versions before 1.1 have no health check, and 2 has another one or does not print where it
@@ -420,22 +419,22 @@ class ManagedOpenCode:
                 pass
             else:
                 raise UpstreamError("it does not ask for its password")
-        if not await wait(process.withheld, LAST_WORDS_SECONDS):
+        if not await wait(process.withheld, LAST_OUTPUT_SECONDS):
             logger.warning(
                 "the agent's tools can see OpenCode's password, and could answer the agent's "
                 "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
             )
         elif process.shows(self.password):
             logger.warning(
-                "the agent's tools can read OpenCode's password in the environment of process %d, "
+                "the agent's tools can read OpenCode's password in the environment of a process, "
                 "and could answer the agent's permissions: the command is a launcher that keeps "
                 "it; set OPENCODE_COMMAND to the OpenCode program itself",
-                process.pid,
+                pid=process.pid,
             )
 
     @property
     def _at(self) -> Location:
-        return Location(str(self._directory) if self._directory else None)
+        return Location.of(self._directory)
 
     def _client(self) -> OpenCode:
         return OpenCode(self.url, username=self.username, password=self.password)
@@ -449,7 +448,7 @@ class ManagedOpenCode:
         while self._process is not None:
             since = clock()
             status = await self._process.wait()
-            logger.error("OpenCode ended with status %s; starting it again", status)
+            logger.error("OpenCode ended; starting it again", status=status)
             if clock() - since > STEADY_SECONDS:
                 delay = FIRST_DELAY
             await self._clear()
@@ -461,10 +460,8 @@ class ManagedOpenCode:
                     break
                 except (OpenCodeStartError, OSError) as error:
                     logger.error(
-                        "OpenCode cannot be started; next attempt in %g s: %s", delay, error
+                        "OpenCode cannot be started; trying again", seconds=delay, error=str(error)
                     )
-            for listener in self.on_restart:
-                listener()
 
     # Stop
 
@@ -486,4 +483,4 @@ class ManagedOpenCode:
         if self._process is not None:
             await self._process.clear()
         if leftovers := await asyncio.to_thread(kill_leftovers, self._marker):
-            logger.warning("ended %d processes that OpenCode left behind", leftovers)
+            logger.warning("ended processes that OpenCode left behind", processes=leftovers)

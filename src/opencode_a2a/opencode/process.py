@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import signal
@@ -20,9 +19,10 @@ from subprocess import DEVNULL, STDOUT, Popen
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
+import structlog
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 MARKER: Final = "OPENCODE_A2A_INSTANCE"
 """The variable that marks OpenCode and every process it starts: ``<our pid>.<random>``."""
@@ -33,7 +33,7 @@ WITHHELD: Final = "opencode-a2a: the password is withheld from tools"
 TAIL_LINES: Final = 40
 """Lines of output that are kept for the error of a failed start."""
 STOP_SECONDS: Final = 5.0
-LAST_WORDS_SECONDS: Final = 1.0
+LAST_OUTPUT_SECONDS: Final = 1.0
 """Seconds to wait for lines that OpenCode may still print."""
 POLL_SECONDS: Final = 0.2
 
@@ -280,7 +280,7 @@ class OpenCodeProcess:
         async def settle() -> None:
             await self.wait()
             # Its children may keep the pipe open, so do not wait for the end of the output.
-            await asyncio.wait([reading], timeout=LAST_WORDS_SECONDS)
+            await asyncio.wait([reading], timeout=LAST_OUTPUT_SECONDS)
             if not self.url.done():
                 self.url.set_result(None)
 
@@ -315,7 +315,7 @@ class OpenCodeProcess:
         if not line:
             return
         self.tail.append(line[:1000])
-        logger.debug("opencode: %s", line)
+        logger.debug("OpenCode printed", line=line)
         if line == WITHHELD:
             self.withheld.set()
         if (url := listening_url(line)) and not self.url.done():

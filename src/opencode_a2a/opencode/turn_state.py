@@ -96,7 +96,6 @@ class Snapshot:
     questions: Sequence[QuestionRequest] | None = ()
     """Pending requests, those of other turns included; None when they could not be read."""
     diffs: Sequence[FileDiff] = ()
-    session: SessionInfo | None = None
     directory: str | None = None
 
 
@@ -557,7 +556,6 @@ class TurnState:
             # snapshot may lack it before that event arrives.
             self._fresh.add(request.id)
             self._apply_request(request, stored.directory)
-        tree.info = stored.session or tree.info
         self.needs_reconcile = False
         for text in self.texts.values():
             text.frozen = False

@@ -8,7 +8,7 @@ provider's key, option or header. Nothing here knows A2A.
 
 import re
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,18 +16,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetPydanticSchema,
     OnErrorOmit,
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import PydanticOmit, core_schema
+from pydantic_core import PydanticOmit
 
 from opencode_a2a.events import Json, JsonObject, Question
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.rights import Action
+from opencode_a2a.validation import FREE, FREE_OBJECT
 
 
 def wire_name(name: str) -> str:
@@ -51,9 +51,8 @@ class Wire(BaseModel):
     )
 
 
-# Free-form JSON is not validated: walking through it would cost more than the rest of its message.
-AnyJson = Annotated[Json, GetPydanticSchema(lambda _type, _next: core_schema.any_schema())]
-AnyObject = Annotated[JsonObject, GetPydanticSchema(lambda _type, _next: core_schema.dict_schema())]
+AnyJson = Annotated[Json, FREE]
+AnyObject = Annotated[JsonObject, FREE_OBJECT]
 
 
 def _omit_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -366,12 +365,7 @@ KnownPart = Annotated[
     | SubtaskPart,
     Field(discriminator="type"),
 ]
-_KNOWN = frozenset(
-    {
-        *("text", "reasoning", "tool", "step-start", "step-finish", "patch", "compaction"),
-        *("file", "agent", "subtask"),
-    }
-)
+_KNOWN = {part.model_fields["type"].default for part in get_args(get_args(KnownPart)[0])}
 
 
 def _unknown(kind: str) -> str:
@@ -453,14 +447,13 @@ class Provider(Wire):
 
 
 class ConnectedProviders(Wire):
-    """``GET /config/providers``: the providers that can be used now. A small answer."""
+    """``GET /config/providers``: the default models of the providers that can be used now."""
 
-    providers: list[Annotated[Provider, Lenient]]
     default: dict[str, str]
 
 
 class ProviderCatalogue(Wire):
-    """``GET /provider``: every provider that OpenCode knows. An answer of seven megabytes."""
+    """``GET /provider``: every provider that OpenCode knows. Seven megabytes."""
 
     all: list[Annotated[Provider, Lenient]]
     default: dict[str, str]

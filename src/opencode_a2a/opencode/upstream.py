@@ -216,7 +216,7 @@ class Facts:
 
 async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
     """Ask OpenCode for its ``Facts``; None if it does not answer."""
-    own, at = settings.opencode, Location(str(settings.workspace) if settings.workspace else None)
+    own, at = settings.opencode, Location.of(settings.workspace)
     try:
         async with asyncio.timeout(FACTS_SECONDS):
             config = await opencode.config(at=at)
