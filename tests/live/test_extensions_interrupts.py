@@ -163,7 +163,7 @@ async def test_a_clock_that_jumps_by_a_day_does_not_expire_what_was_just_asked(
     task = await ann.send(script(FETCH, {"say": "done"}))
 
     later = time.time_ns() + 24 * 3600 * 10**9
-    monkeypatch.setattr("opencode_a2a.telemetry.time", SimpleNamespace(time_ns=lambda: later))
+    monkeypatch.setattr("opencode_a2a.clock.time", SimpleNamespace(time_ns=lambda: later))
     reply = {"request_id": request_of(task), "reply": "once"}
     done = await ann.method("a2a.interrupt.permission.reply", reply)
 

@@ -188,7 +188,7 @@ async def test_a_clock_that_is_set_back_does_not_end_a_turn_that_waits_for_a_ret
     async with caller.stream(prompt) as following:
         await following.until(lambda update: "retry" in str(update.progress))
         earlier = time.time_ns() - 24 * 3600 * 10**9
-        monkeypatch.setattr("opencode_a2a.telemetry.time", SimpleNamespace(time_ns=lambda: earlier))
+        monkeypatch.setattr("opencode_a2a.clock.time", SimpleNamespace(time_ns=lambda: earlier))
         await following.rest()
 
     assert (following.task.state, following.task.text) == ("completed", "at last")
