@@ -1,4 +1,4 @@
-"""Budgets: what a caller has spent today and may still spend.
+"""Budgets: how much a caller has spent today and may still spend.
 
 The figures are OpenCode's: a model without a price costs nothing, and has to be limited by tokens.
 A message is admitted while anything is left; the turn that crosses the limit is not stopped.
@@ -29,7 +29,7 @@ RUNNING_RETRY_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a caller has used today, and may still use; a limit is None where there is none."""
+    """The usage of a caller today, and how much is left; None where there is no limit."""
 
     cost: float
     cost_per_day: float | None
@@ -59,7 +59,7 @@ class Figures:
 
 
 class Budgets:
-    """Reads what callers have used, and refuses work that exceeds their budget."""
+    """Reads the usage of callers, and refuses work that exceeds their budget."""
 
     def __init__(self, database: Database, fleet: Fleet) -> None:
         self._database = database
@@ -86,14 +86,14 @@ class Budgets:
                 raise
 
     async def spent(self, principal: Principal | None) -> Spent:
-        """Return what the turns of a principal, or of all, have used today."""
+        """Return today's usage by the turns of a principal, or of all principals."""
         day = callers.day_of(now_ms())
         if principal is None:
             return await self._database.read(callers.spending_of_all, day)
         return await self._database.read(callers.spending_of, principal, day)
 
     async def figures(self, principal: Principal, budget: Budget) -> Figures:
-        """Return what a caller has used today, and may still use."""
+        """Return the usage of a caller today, and how much is left."""
         day = callers.day_of(now_ms())
 
         def read(connection: Connection) -> tuple[Spent, int]:

@@ -140,7 +140,7 @@ class _Link(NamedTuple):
 def _import_all(
     source: sqlite3.Connection, target: Connection, now: int, oldest: int | None = None
 ) -> Report:
-    """Import what the target lacks, without tasks that ended before ``oldest``.
+    """Import everything that the target lacks, but no tasks that ended before ``oldest``.
 
     The next sweep would delete those.
     """

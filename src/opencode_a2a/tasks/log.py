@@ -1,9 +1,9 @@
 """The log of a task: its owner appends events, any number of readers follow it.
 
-``TaskLog`` is the log of a task that this process runs. Readers need no more of it than a
-``ReadableLog``, which is also what ``remote.RemoteLog`` is, the log of a task that another replica
-runs. ``LogReader`` is the position of one live reader; ``Replay`` reads a log that nobody has in
-memory; ``LogWriter`` stores the entries of all logs.
+``TaskLog`` is the log of a task that this process runs, ``remote.RemoteLog`` that of a task that
+another replica runs. Readers follow both alike, as a ``ReadableLog``. ``LogReader`` is the position
+of one live reader; ``Replay`` reads a log that nobody has in memory; ``LogWriter`` stores the
+entries of all logs.
 
 The life of an entry:
 
@@ -98,7 +98,7 @@ class LiveReader(Protocol):
     """
 
     def offer(self, entries: list[Entry], /) -> None:
-        """Take the next entries; without any, find out what has happened to the log."""
+        """Take the next entries; an empty list says that the log has moved."""
         ...
 
     def end(self, error: StreamEndedError, /) -> None:
@@ -146,10 +146,10 @@ class SeenRequests:
     """When a reader was given the newest one, by the clock of the event loop."""
 
     def recover(self) -> None:
-        """After a restart, assume that what the task asks was seen before.
+        """After a restart, assume that readers had seen the requests that are open.
 
-        But if nobody answered the request before it in time, it must be seen again: a late answer
-        to the earlier one may still arrive.
+        But if nobody answered the request before them in time, they must be seen again: a late
+        answer to the earlier one may still arrive.
         """
         if not self._unanswered:
             pending = (one.number or 0 for one in self._state.status.pending)
@@ -290,7 +290,7 @@ class ReadableLog:
     # Growing
 
     def mark_stored(self, seq: int) -> None:
-        """Note that the log is stored up to an entry, and show what waited for it."""
+        """Note that the log is stored up to an entry, and show the entries that waited for it."""
         before, self._stored = self._stored, seq
         # Entries after the last firm one may be shown before they are stored.
         self._show(self.state.seq if self._firm <= seq else seq)
@@ -472,7 +472,7 @@ def resumable(state: TaskState, cursor: Cursor) -> bool:
 
 
 class LogReader:
-    """The place of one live reader in a log.
+    """The position of one live reader in a log.
 
     It begins after ``cursor``, the last entry that an earlier reader of the same client had, or
     with the task as it is now. Render the task before the next await: entries that are appended

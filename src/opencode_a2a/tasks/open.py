@@ -211,7 +211,7 @@ class OpenTask:
 
             # From then on a restart runs the turn: its request is stored with the message.
             stored = await self.log.append(events, write)
-            if not stored:  # the task has ended; whoever ends it reports that once it is stored
+            if not stored:  # the task has ended; the code that ends it reports that
                 return False
             self._on_change(self)
             for event in events:
@@ -518,7 +518,7 @@ class OpenTasks:
     # Readers
 
     def _on_notification(self, text: str) -> None:
-        """Count what another replica has shown a reader as if it had been shown here."""
+        """Treat a request that another replica has shown to a reader as shown here."""
         match text.split(",", 2):
             case ["t", number, task_id] if number.isdecimal():
                 if (task := self.get(task_id)) is not None:

@@ -1,4 +1,4 @@
-"""Take up the open tasks of a process that has ended, or end one; delete what was kept long enough.
+"""Take up or end the open tasks of a process that is gone; delete old tasks and logs.
 
 ``tasks.ownership`` calls ``recover`` when this process starts, and when it takes an OpenCode over
 from another replica; ``docs/architecture.md`` follows a restart step by step.
@@ -130,7 +130,7 @@ async def recover(
 async def _replay(
     database: Database, row: TaskRow, interrupts: SharedInterrupts
 ) -> tuple[TaskState, list[Interrupted | Answered | Resumed], LoggedTurn]:
-    """Return a task as its log has it, what the log lacks, and the turn that was running."""
+    """Return a task as logged, the events that its log lacks, and the turn that was running."""
     replay = Replay(database, row.no, ref_of(row))
     emitted, added = Emitted(), list[Added]()
     while entries := await replay.next(replay.state.seq):
@@ -199,7 +199,7 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
 async def sweep(
     database: Database, retention_seconds: float, readers: Sequence[DurableReader]
 ) -> None:
-    """Delete, every few minutes, what has been kept long enough; one replica at a time does."""
+    """Delete old tasks and logs every few minutes; one replica does so at a time."""
     ended, unread = list(TERMINAL), [reader.unread() for reader in readers]
 
     def forget_logs(connection: Connection) -> int:

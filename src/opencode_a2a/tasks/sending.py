@@ -106,7 +106,8 @@ class SendCommand:
     """The webhook to store with the message. It does not identify it: a repeat may name another."""
     budget: Budget = UNLIMITED
     seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
-    """In a forwarded message: what the replica that it came to has shown (``RemoteLogs.seen``)."""
+    """In a forwarded message: the requests that the first replica has shown to its readers, by task
+    the number of the latest (``RemoteLogs.seen``)."""
 
     @property
     def digest(self) -> bytes:
@@ -144,7 +145,7 @@ class Submitted:
 class AnswerExpectedError(UnsupportedOperationError):
     """A message is not the answer that tasks of its context wait for; ``task_ids`` names them.
 
-    ``server.operations`` adds what they ask.
+    ``server.operations`` adds the questions of these tasks.
     """
 
     @property
@@ -229,7 +230,7 @@ UNWATCHED = (
 )
 ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
 SEEN_SECONDS = 0.5
-"""How long to wait for the notification that another replica has shown what a task asks."""
+"""How long to wait for the notification that another replica has shown a request of the task."""
 
 
 class Sending:
@@ -493,7 +494,8 @@ class Sending:
                 "message.contextId", "is not the context of this task; leave it out"
             )
         self._open.check_owned(row)  # before anything is awaited that only its owner can answer
-        # The sender may go away, but what is stored with the message has to be done.
+        # The sender may go away, but a message that is stored has to take effect, and so has its
+        # webhook.
         return await asyncio.shield(asyncio.ensure_future(self._take_message(command, row)))
 
     async def _take_message(self, command: SendCommand, row: TaskRow) -> Submitted:
@@ -522,7 +524,7 @@ class Sending:
             newest = max((one.number or 0 for one in log.state.status.pending), default=0)
             until = time.monotonic() + SEEN_SECONDS
             while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
-                # Another replica notifies this one of what it has shown; that may be on its way.
+                # The notification that another replica has shown the request may be on its way.
                 if not self._database.census.has_others or time.monotonic() > until:
                     break
                 await asyncio.sleep(SEEN_SECONDS / 20)
@@ -549,7 +551,7 @@ class Sending:
             refusal: ServiceError = AnswerExpectedError(text, task_ids=[log.ref.id])
             if command.task_id is not None and not outdated:
                 refusal = InvalidParamsError.of("message.parts", text, text)
-            # Sent again, it must not answer what it was not meant for. A message that names no
+            # Sent again, it must not answer a request that comes later. A message that names no
             # task, and could be something else than an answer, may yet start one.
             if command.task_id is not None or outdated or only_an_answer(command.message):
                 await self._database.write(record(command, log, refusal=refusal))
@@ -588,7 +590,7 @@ class Sending:
         request = replace(
             command.request,
             routing=replace(following, agent=agent, command=None, plan=not go),
-            # A profile that was named for the plan holds for what comes of it.
+            # A profile that was named for the plan also limits the turn that carries it out.
             rights=command.request.rights & planned.rights,
             delivery=None,
         )
@@ -604,8 +606,8 @@ class Sending:
         """Run another turn of a task that waits for a sign-in."""
         named = command.request.routing
         self._check_place(named, task)
-        # What was to be planned is not done without a plan, and nobody gets more rights by
-        # another try.
+        # Work that was to be planned first is still planned first, and another try gives nobody
+        # more rights.
         routing = replace(_next_routing(named, task.routing), plan=named.plan or task.routing.plan)
         rights = command.request.rights & task.rights
         request = replace(command.request, routing=routing, rights=rights)
@@ -633,7 +635,7 @@ class Sending:
         late = command.request.delivery is None and only_an_answer(command.message)
         if command.task_id is None or late or state.terminal:
             refusal = UnsupportedOperationError(ENDED if state.terminal else WORKING)
-            if late:  # sent again, it must not answer what is asked next
+            if late:  # sent again, it must not answer the next request
                 await self._database.write(record(command, task.log, refusal=refusal))
             raise refusal
         self._check_place(routing, task)

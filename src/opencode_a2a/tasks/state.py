@@ -226,7 +226,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
-        """Read what ``str`` wrote; raise ValueError for anything else."""
+        """Read the text that ``str`` makes; raise ValueError for any other."""
         found = re.fullmatch(r"([0-9]{1,15})(?:\.([0-9]{0,9}))?", text)
         if found is None:
             raise ValueError("not a cursor")
