@@ -1,9 +1,9 @@
 """The database as the rest of the program uses it: functions of a connection, run in threads.
 
 ``await database.read(fn, *args)`` runs a function in one of a few reading threads, and
-``await database.write(fn, *args)`` in the one writer thread; it is given a connection before its
-arguments. Nobody above sees a driver's error, or knows
-which database there is: an ``Engine`` (``store/engine.py``) does what databases do differently.
+``await database.write(fn, *args)`` in the one writer thread; the function is given a connection,
+then its arguments. Nobody above sees a driver's error, or knows which database there is: an
+``Engine`` (``store/engine.py``) does what databases do differently.
 
 The life of a write:
 
@@ -28,7 +28,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
@@ -56,6 +55,8 @@ logger = structlog.get_logger(__name__)
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
 P = ParamSpec("P")
 T = TypeVar("T")
+OnConnection = Callable[Concatenate[Connection, P], T]
+"""A function that is given a connection, then its own arguments."""
 Write = Callable[[Connection], None]
 """A part of a transaction that somebody else begins and commits."""
 
@@ -170,40 +171,39 @@ class Database:
 
     async def __aexit__(self, *_: object) -> None:
         self._engine.stop()
-        await asyncio.to_thread(self._readers.shutdown)  # which have connections in use
+        await asyncio.to_thread(self._readers.shutdown)  # they have connections in use
         await self._writer.stop()
 
     @property
     def name(self) -> str:
-        """The database for people: no password in it."""
+        """The name of the database for people, without a password."""
         return self._engine.name
 
     # Reading and writing
 
-    async def read(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def read(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` on a connection of its own, beside the writer."""
+
+        def run(connection: Connection) -> T:
+            return fn(connection, *args, **kwargs)
+
         try:
             if not self._engine.readers:
-                return await self.submit(fn, *args, **kwargs).done
-            run = partial(self._engine.read, fn, *args, **kwargs)
+                return await self.submit(run).done
             async with asyncio.timeout(self._engine.patience):
-                return await self._loop.run_in_executor(self._readers, run)
+                return await self._loop.run_in_executor(self._readers, self._engine.read, run)
         except (TimeoutError, *self._engine.failures) as error:
             raise _unavailable("loading", error) from None
 
     def submit(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+        self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> PendingWrite[T]:
         """Queue ``fn`` for the writer; ``done`` will hold its result, or the driver's own error."""
         call = PendingWrite(fn, args, kwargs, self._loop.create_future())
         self._writer.queue.put(call)
         return call
 
-    async def write(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def write(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a transaction, and return its result once that is committed.
 
         Raises StoreUnavailableError if the database is away; then nothing was written.
@@ -226,7 +226,7 @@ class Database:
         return await self._committed(call)
 
     async def _committed(self, call: PendingWrite[T], operation: str = "persisting") -> T:
-        """Return the result of a write that is queued; step 5 in the life of a write."""
+        """Wait for a write that is queued, and return its result: step 5 of its life."""
         patience = self._engine.patience
         try:
             if patience is not None:
@@ -242,9 +242,9 @@ class Database:
             raise _unavailable(operation, error) from None
 
     async def write_until_stored(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+        self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Write, however long the database is away: what has happened must not be lost."""
+        """Write, however long the database is away: for things that have already happened."""
         attempt = 0
         while True:
             try:
@@ -258,10 +258,10 @@ class Database:
                 await asyncio.sleep(wait)
 
     async def read_until_available(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+        self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Read after all writes that are queued, however long the database is away."""
-        # The writer thread keeps the order.
+        # In the writer thread, which keeps the order.
         return await self.write_until_stored(fn, *args, **kwargs)
 
     async def check_writable(self, operation: str = "persisting") -> None:

@@ -1,4 +1,4 @@
-"""What a database has to do for this program: the base class of ``Sqlite`` and ``Postgres``.
+"""``Engine``, the base class of ``Sqlite`` and ``Postgres``, and how SQL is run on one of them.
 
 ``Database`` calls an engine from its own threads, synchronously: the asynchronous drivers cost
 several times as much per statement. Query modules are given a SQLAlchemy connection, and ask
@@ -17,16 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    NamedTuple,
-    ParamSpec,
-    Self,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -40,7 +31,6 @@ from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 if TYPE_CHECKING:
     from opencode_a2a.store.listener import Notifications
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -133,24 +123,24 @@ class PendingWrite(Generic[T]):
 
     fn: Callable[..., T]
     args: tuple[Any, ...]
-    """What the function is given after the connection."""
+    """Its arguments after the connection."""
     kwargs: Mapping[str, Any]
     done: asyncio.Future[T]
     on_late_commit: Callable[[T], None] | None = None
     """Called with the result if it was committed after its caller had stopped waiting."""
     lock_order: tuple[str, ...] = ()
-    """Its place in a group. Functions that lock rows which other processes lock too must come in
+    """Its position in a group. Functions that lock rows which other processes lock too must come in
     the same order everywhere, or two processes wait for each other."""
     begun: bool = False
     abandoned: bool = False
 
     def begin(self) -> bool:
-        """Note, in the writer thread, that it is run now; False if its caller has given it up."""
+        """Note, in the writer thread, that it is run now; False if its caller has abandoned it."""
         self.begun = True
         return not self.abandoned
 
     def abandon(self) -> bool:
-        """Give it up, in the event loop; True if it may have been run all the same.
+        """Abandon it, in the event loop; True if it may have been run all the same.
 
         ``begin`` and ``abandon`` each set their own mark before they read the other's, so at
         least one of the two threads sees the other's mark.
@@ -167,14 +157,14 @@ class WriteResult(NamedTuple):
     error: Exception | None = None
 
 
-ABANDONED = SQLAlchemyError("its caller has given this write up")
+ABANDONED = SQLAlchemyError("the caller has abandoned this write")
 
 
 class Examined(NamedTuple):
     """A description of a shared database, for ``doctor``."""
 
     about: str
-    """Its place, its version, and the timeouts in force."""
+    """Its name, its version, and the timeouts in force."""
     ahead: float
     """Seconds by which its clock is ahead of this machine's."""
     hears: bool
@@ -194,11 +184,11 @@ class Engine(ABC):
 
     kind: DatabaseKind
     name: str
-    """The database for people: no password in it."""
+    """The name of the database for people, without a password."""
     readers: int
     """How many threads may read at a time; 0 if only the writer thread can."""
     failures: tuple[type[Exception], ...]
-    """What the driver raises. A caller is told no more than that the database is unavailable."""
+    """The errors of the driver. A caller is told only that the database is unavailable."""
 
     @abstractmethod
     def __init__(self, url: str, replica: Replica, options: ConnectionOptions) -> None:
@@ -217,9 +207,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def read(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    def read(self, fn: Callable[[Connection], T]) -> T:
         """Run a function that only reads, on a connection of its own."""
 
     @abstractmethod
@@ -238,7 +226,7 @@ class Engine(ABC):
     # SQL that databases spell or limit differently. The defaults do for SQLite.
 
     spelling: Mapping[str, str] = {}
-    """Words in the steps of ``schema.py``, and what this database says instead."""
+    """Words in the steps of ``schema.py``, and the words of this database for them."""
     longest_key: int | None = None
     """Bytes that a text in an index may have."""
     cursor_options: Mapping[str, Any] = {}
@@ -280,10 +268,10 @@ class Engine(ABC):
         """Send these texts to all processes that listen; they may be lost."""
 
     async def listen(self, database: "Notifications") -> None:  # noqa: B027 - see above
-        """Hand what other processes send to the database, until this is cancelled."""
+        """Dispatch the notifications of other processes, until this is cancelled."""
 
     def stop(self) -> None:  # noqa: B027 - see above
-        """End whatever ``write`` is waiting for; called from another thread."""
+        """End the waiting inside of ``write``; called from another thread."""
 
     def examine(self) -> Examined:
         """Describe the database without changing anything in it; raise DatabaseError."""
@@ -354,7 +342,7 @@ class Prepared:
 
 
 Changes = Mapping[tuple[str | int, ...], tuple[float, ...]]
-"""What is added to the figures of a row, by the key of the row."""
+"""The amounts to add to the figures of a row, by the key of the row."""
 _DEFERRED = "deferred totals"
 
 
@@ -383,7 +371,7 @@ class Totals(Prepared):
             mine[key] = tuple(map(sum, zip(before, change, strict=True)))
 
     def deferred(self, connection: Connection) -> Changes:
-        """Return what this transaction will add; no query sees it yet."""
+        """Return the amounts that this transaction will add; no query sees them yet."""
         return connection.info.get(_DEFERRED, {}).get(self, {})
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 import sqlalchemy as sa
@@ -60,7 +60,6 @@ from opencode_a2a.store.schema import (
 
 logger = structlog.get_logger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 OLDEST = 14
@@ -341,16 +340,14 @@ class Postgres(Engine):
 
     # Reading
 
-    def read(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    def read(self, fn: Callable[[Connection], T]) -> T:
         for attempt in itertools.count():
             with self._read_engine.connect() as connection:
                 try:
                     if not self._options.pooled:
-                        return fn(connection, *args, **kwargs)
+                        return fn(connection)
                     with self._begin(connection):
-                        return fn(connection, *args, **kwargs)
+                        return fn(connection)
                 except self.failures:
                     # All idle connections of the pool may have broken at once.
                     if not _broken(connection) or attempt >= READERS:

@@ -6,7 +6,7 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -30,7 +30,6 @@ from opencode_a2a.store.engine import (
 )
 from opencode_a2a.store.schema import Number, SchemaTooNewError, migrate
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS = 3
@@ -100,7 +99,7 @@ class Sqlite(Engine):
 
     def write(self, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
         try:
-            self._check_place()
+            self._check_path()
             self._connection = self._connection or self._engine.connect()
             with self._connection.begin():
                 return run_group(self._connection, calls)
@@ -123,12 +122,10 @@ class Sqlite(Engine):
         # One of them is the cause, and must not harm the others.
         return [result for call in calls for result in self.write([call])]
 
-    def read(
-        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        self._check_place()
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        self._check_path()
         with self._read_engine.connect() as connection:
-            return fn(connection, *args, **kwargs)
+            return fn(connection)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -137,7 +134,7 @@ class Sqlite(Engine):
         if self._lock is not None:
             os.close(self._lock)
 
-    def _check_place(self) -> None:
+    def _check_path(self) -> None:
         """Raise MovedError unless the path leads to the file that was opened."""
         if self._file is None:
             return
