@@ -266,7 +266,12 @@ class EventStream:
         if self._ending is not None:
             return
         if now >= self._wrote + keepalive * (1 - _EARLY_SHARE):
-            if self._comment():
+            if self._write_now is not None:
+                taken = self._write_now(_PING)
+            elif taken := self._blocked is None:
+                # Another server than ours has no way to write at once.
+                self._commenting = asyncio.create_task(self._comment(), name="comment")
+            if taken:
                 self._wrote, self._blocked = now, None
             elif self._blocked is None:
                 self._blocked = now
@@ -280,20 +285,9 @@ class EventStream:
             due = min(due, self._last_frame + idle)
         self.due = due
 
-    def _comment(self) -> bool:
-        """Write a comment; False when the reader does not take it now."""
-        if self._write_now is not None:
-            return self._write_now(_PING)
-        if self._blocked is not None:
-            return False
-
-        async def send() -> None:
-            with contextlib.suppress(OSError):
-                await self._send(_chunk(_PING))
-
-        # Another server than ours has no way to write at once.
-        self._commenting = asyncio.create_task(send(), name="comment")
-        return True
+    async def _comment(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._send(_chunk(_PING))
 
 
 def _chunk(body: bytes) -> Message:
