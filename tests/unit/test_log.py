@@ -47,7 +47,6 @@ from opencode_a2a.messages import (
     Message,
     Part,
     PromptPart,
-    PushConfig,
     TurnRequest,
 )
 from opencode_a2a.opencode.feed import Feed
@@ -69,7 +68,7 @@ from opencode_a2a.tasks.log import (
 )
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import Begin, DurableReader
+from opencode_a2a.tasks.readers import Begin, DurableReader, NewTaskReader
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef, TaskState
@@ -623,7 +622,7 @@ LISTED = sa.Table(
 """The places of a ``StateList``; in the service its declaration would be in ``store/schema.py``."""
 
 
-class StateList(DurableReader):
+class StateList(NewTaskReader):
     """A durable reader beside the webhooks: it lists the states that each task goes through."""
 
     def __init__(self, database: Database, most: int = 10) -> None:
@@ -632,9 +631,7 @@ class StateList(DurableReader):
         self.following: dict[int, asyncio.Task[None]] = {}
         """By task number."""
 
-    def admit(
-        self, connection: sa.Connection, task_no: int, ref: TaskRef, push: PushConfig | None
-    ) -> Begin:
+    def admit(self, connection: sa.Connection, task_no: int, ref: TaskRef) -> Begin:
         if (connection.scalar(sa.select(sa.func.count()).select_from(LISTED)) or 0) >= self._most:
             raise LimitExceededError
         new = {"task_no": task_no, "place": 0, "states": "", "ended": False}

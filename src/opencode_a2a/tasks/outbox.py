@@ -346,11 +346,6 @@ class Outbox(DurableReader):
 
     # The life of a durable reader
 
-    def admit(
-        self, connection: Connection, task_no: int, ref: TaskRef, push: PushConfig | None
-    ) -> Begin | None:
-        return None if push is None else self.insert(connection, task_no, ref, push)
-
     async def recover(
         self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
     ) -> None:

@@ -6,12 +6,11 @@ service demands of it. For a client that is connected, see ``log.LogReader``.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.messages import PushConfig
 from opencode_a2a.tasks.log import ReadableLog
 from opencode_a2a.tasks.state import TaskRef
 
@@ -20,55 +19,51 @@ Begin = Callable[[ReadableLog], None]
 
 
 class DurableReader(Protocol):
-    """Follows tasks, and keeps its place in each of their logs in the database.
+    """Follows tasks, and keeps its position in each of their logs in the database.
 
-    ``app`` lists the durable readers; ``outbox.Outbox`` is one. The replica that runs a task
-    serves it, so that a task is followed in one place at a time. For each task that somebody wants
+    ``app.parts`` lists the durable readers; ``outbox.Outbox`` is one. The replica that runs a task
+    follows it, so that a task is followed once at a time. For each task that somebody wants
     followed, a reader runs an asyncio task of its own. That
 
     - holds the log by a weak reference: a log holds the whole task, and is not kept for a receiver
       that is away;
     - waits in ``ReadableLog.next_change``, and calls ``stored_changes`` if that raises
       ChangesInStoreError, or if there is no log in memory because the task has ended;
+    - tries again later if the database raises StoreUnavailableError;
     - calls ``ReadableLog.note_seen`` for what it shows to a person;
-    - stores its place when the receiver has taken an entry, so that a crash can repeat an entry and
-      loses none;
+    - calls ``Database.check_writable`` before it sends anything, if there are other replicas: this
+      one may have been suspended while another took over;
+    - stores its position when the receiver has taken an entry, so that a crash can repeat an entry
+      and loses none;
     - ends after the entry that ends the task, and when StreamEndedError says that the log has
       moved: then another replica continues.
 
-    ``tests/unit/test_log.py`` has a small one, ``StateList``.
+    The code that sends, and knows the form of what is sent, lives in ``server``; the reader is
+    given it by a protocol of its own (``outbox.Sender``, ``server.push``).
+
+    ``tests/unit/test_log.py`` has a small one, ``StateList``. For something that is to happen once
+    for each ended task, in whatever order, a loop over ended rows under ``claim_work``
+    (``store.database``) may be all that is needed.
     """
-
-    def admit(
-        self, connection: Connection, task_no: int, ref: TaskRef, push: PushConfig | None
-    ) -> Begin | None:
-        """Store the first place in a new task, in the transaction that stores the task.
-
-        ``push`` came with the message. Return what begins to follow the task once it is stored;
-        None if nobody wants it followed. An error refuses the message.
-
-        It sees new tasks only: ``recover`` finds tasks from before, imported ones, and those that
-        another replica has ended (``end_unowned``). It runs in the thread that writes, and may run
-        again if the transaction does: change nothing but the database here.
-        """
-        ...
 
     async def recover(
         self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
     ) -> None:
-        """Continue from all stored places, or from those in the tasks of some OpenCodes.
+        """Continue from all stored positions, or from those in the tasks of some OpenCodes.
 
         The service calls it when it starts, and when it has become the owner of OpenCodes, which
         ``handed_over`` names (``recovery.recover``). ``logs`` are those of open tasks, by number;
-        the logs of ended tasks are in the store. If the database goes away in between it is called
-        again, and finds tasks that are followed already.
+        the logs of ended tasks are in the store: a task may have ended while nobody followed it.
+        A task without a stored position is not found. If the database goes away in between it is
+        called again, and finds tasks that are followed already.
         """
         ...
 
     def unread(self) -> ColumnElement[bool]:
         """Return the condition that this reader has yet to read the log of a row of ``tasks``.
 
-        While it holds, the log of an ended task is kept.
+        While it holds, the log of an ended task is kept. It has to be false for all rows while the
+        reader is switched off.
         """
         ...
 
@@ -81,4 +76,20 @@ class DurableReader(Protocol):
 
     async def close(self) -> None:
         """Stop following tasks: the service ends. The next start continues."""
+        ...
+
+
+@runtime_checkable
+class NewTaskReader(DurableReader, Protocol):
+    """A durable reader that follows every new task, or decides about each whether to follow it."""
+
+    def admit(self, connection: Connection, task_no: int, ref: TaskRef) -> Begin | None:
+        """Store the first position in a new task, in the transaction that stores the task.
+
+        Return the function that begins to follow the task once it is stored; None if nobody wants
+        it followed. An error refuses the message.
+
+        It runs in the thread that writes, and may run again if the transaction does: change nothing
+        but the database here.
+        """
         ...

@@ -54,7 +54,7 @@ from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task, new_row
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import Begin, DurableReader
+from opencode_a2a.tasks.readers import Begin, DurableReader, NewTaskReader
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -427,7 +427,10 @@ class Sending:
                 budget.check_new_turn(connection, principal, command.budget, errands)
             no = task_rows.add_task(connection, row, (command.message.message_id, digest))
             task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
-            begins = (one.admit(connection, no, ref, command.push) for one in self._readers)
+            followers = (one for one in self._readers if isinstance(one, NewTaskReader))
+            begins = [one.admit(connection, no, ref) for one in followers]
+            if command.push is not None:
+                begins.append(self._outbox.insert(connection, no, ref, command.push))
             return no, [begin for begin in begins if begin is not None]
 
         def adopt(no: int, begins: Sequence[Begin]) -> OpenTask:

@@ -116,7 +116,7 @@ class TaskService:
             self.mailbox, "webhook", self._put_webhook_for_other, TypeAdapter(NewWebhook), text
         )
         self._delete_webhook_at_owner = OwnerCall(
-            self.mailbox, "no webhook", self._delete_webhook, TypeAdapter(WebhookName), nothing
+            self.mailbox, "delete webhook", self._delete_webhook, TypeAdapter(WebhookName), nothing
         )
 
     async def submit(self, command: SendCommand) -> Submitted:
