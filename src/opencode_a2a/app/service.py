@@ -122,7 +122,7 @@ class Service:
                     url = await stack.enter_async_context(listening_here(tool.server))
                 offered = McpServer.model_validate(tool.server.config(url))
                 offer_tools = partial(
-                    Tools, name=SERVER, server=offered, callers=tool.calling_turns
+                    Tools, name=SERVER, server=offered, calling_turns=tool.calling_turns
                 )
 
             # The parts that do the work. The mailbox takes calls of other replicas as soon as

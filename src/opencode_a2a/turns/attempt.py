@@ -150,7 +150,7 @@ class Attempt:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         tools = self._shared.tools
-        self._calling_turn = tools and tools.callers.enter(
+        self._calling_turn = tools and tools.calling_turns.enter(
             turn.request.routing.hops, self._report, turn.owner.principal
         )
         self._shared.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
@@ -179,7 +179,7 @@ class Attempt:
         self._shared.interrupts.sessions_with_turn.pop(self._session.session_id, None)
         self._prompts.close()
         if self._shared.tools is not None and self._calling_turn is not None:
-            self._shared.tools.callers.leave(self._calling_turn, canceled=self._turn.canceled)
+            self._shared.tools.calling_turns.leave(self._calling_turn, canceled=self._turn.canceled)
         for timer in (self._tick_timer, self._start_timer):
             if timer is not None:
                 timer.cancel()

@@ -96,7 +96,7 @@ class Errand:
                     match await self.interrupts.attend():
                         case Next.STOP_EXPIRED | Next.STOP_FORGED:
                             await self._opencode.abort_session(self._root)
-                            self.interrupts.forged = False  # of what the session is given next
+                            self.interrupts.note_stopped()
                             compare = True
                         case Next.COMPARE:
                             compare = True

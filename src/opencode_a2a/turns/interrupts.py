@@ -98,7 +98,16 @@ from opencode_a2a.turns.answers import (
     Scope,
     check_allowed,
 )
-from opencode_a2a.turns.policy import Grant, Grants, expiry, give, known_answer, progress
+from opencode_a2a.turns.policy import (
+    Grant,
+    Grants,
+    expiry,
+    expiry_text,
+    give,
+    known_answer,
+    progress,
+    record_given,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -313,19 +322,12 @@ class SharedInterrupts:
         If its answer is ``known``, that is stored with it, and nobody is asked.
         """
         settings, now = self.settings, now_ms()
-        default = "the request is rejected and the turn continues"
-        if expiry(settings, asked) is None:
-            default = "the turn ends"
-        elif asked.type == "question":
-            default = "the question is dismissed and the turn continues"
-        if asked.type == "plan":
-            default = "the task ends and nothing is changed"
         expires_at = now + int(settings.interrupt_request_ttl_seconds * 1000)
         asked = replace(
             asked,
             asked_at=now,
             expires_at=expires_at,
-            default=default,
+            default=expiry_text(settings, asked),
             allows_always=settings.allow_always and asked.type == "permission",
         )
         new = InterruptRow(
@@ -389,16 +391,7 @@ class SharedInterrupts:
         if not settled:  # an earlier process did, and recorded it
             return None
         if grant is not None and grant.request_id == asked.request_id:
-            AUDIT.info(
-                "grant given",
-                grant_id=grant.id,
-                principal=grant.principal,
-                context_id=grant.context_id,
-                task_id=grant.task_id,
-                permission=grant.permission,
-                patterns=[*grant.patterns],
-                request_id=grant.request_id,
-            )
+            record_given(grant)
         record_settled(owner, asked, resumed)
         return grant
 
@@ -508,16 +501,17 @@ class WorkInterrupts:
         return any(interrupt.waits for interrupt in self.open.values())
 
     def restore(self, stored: Sequence[StoredInterrupt], asked: Container[RequestId]) -> None:
-        """Take over the interrupts of an earlier process: those that a person was ``asked``, with
-        the rest of their time, and those that a rule or a grant has answered.
+        """Take over the interrupts of an earlier process, with the rest of their time.
 
-        Nobody knows whether OpenCode got the answers that are stored. They are given once more, to
-        the same requests: OpenCode refuses an answer to a request that is not pending.
+        ``asked`` are those that a person was asked; others are taken over only if a rule or a grant
+        has answered them. Nobody knows whether OpenCode got the answers that are stored. They are
+        given once more: OpenCode refuses an answer to a request that is not pending.
         """
         for one in stored:
             request_id, for_person = one.asked.request_id, one.asked.request_id in asked
             # Without an answer it is judged anew if OpenCode still asks.
-            if not for_person and (one.resumed is not None or one.answer is None):
+            over = not for_person and (one.resumed is not None or one.answer is None)
+            if over or request_id in self.open:
                 continue
             interrupt = Interrupt(one.asked, self, Stage.WAITING, for_person=for_person)
             self.open[request_id] = self.shared.open[request_id] = interrupt
@@ -862,6 +856,10 @@ class WorkInterrupts:
         """Return the events that end all open interrupts without an answer."""
         asked = [interrupt.asked for interrupt in self.open.values()]
         return [Resumed(one.request_id, one.type, "void") for one in asked]
+
+    def note_stopped(self) -> None:
+        """Note that OpenCode was stopped as ``attend`` asked, and may be given other work."""
+        self.forged = False
 
     def go_on(self) -> None:
         """Note that the turn goes on after it was stopped: new requests are asked again."""

@@ -72,8 +72,6 @@ class Grant:
 
 
 class Grants:
-    """The stored grants."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -130,6 +128,17 @@ def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
     return PermissionReply("reject", EXPIRED_MESSAGE)
 
 
+def expiry_text(settings: InterruptSettings, asked: Interrupted) -> str:
+    """Return what a person is told about the deadline."""
+    if asked.type == "plan":
+        return "the task ends and nothing is changed"
+    if expiry(settings, asked) is None:
+        return "the turn ends"
+    if asked.type == "question":
+        return "the question is dismissed and the turn continues"
+    return "the request is rejected and the turn continues"
+
+
 async def known_answer(
     settings: InterruptSettings, grants: Grants, owner: Owner, asked: Interrupted
 ) -> Answer | None:
@@ -174,6 +183,20 @@ def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope,
         given_at=now,
     )
     return _load(grant_rows.add(connection, row))
+
+
+def record_given(grant: Grant) -> None:
+    """Record in the audit log that a person has given a grant."""
+    AUDIT.info(
+        "grant given",
+        grant_id=grant.id,
+        principal=grant.principal,
+        context_id=grant.context_id,
+        task_id=grant.task_id,
+        permission=grant.permission,
+        patterns=[*grant.patterns],
+        request_id=grant.request_id,
+    )
 
 
 def _load(row: GrantRow) -> Grant:

@@ -305,7 +305,18 @@ class Sessions:
                     PLAN_FIELD, f"needs OpenCode's agent {PLAN_AGENT}, which is off"
                 )
         if routing.command is not None:
-            await self._check_command(routing, routing.command, arguments, location)
+            if routing.plan or routing.output_schema is not None:
+                # OpenCode runs a command's shell commands at once, and takes no schema with one.
+                raise InvalidParamsError.of(
+                    COMMAND_FIELD, "cannot be used with a plan or a schema for the answer"
+                )
+            commands = {one.name: one for one in await self._opencode.command_sources(at=location)}
+            if routing.command not in commands:
+                raise InvalidParamsError.of(
+                    COMMAND_FIELD, f"is not one of the commands: {', '.join(commands)}"
+                )
+            if problem := commands[routing.command].unsafe_arguments(arguments):
+                raise InvalidParamsError.of("message.parts", problem)
         if routing.session_id is None:
             return
         session_id = SessionId(routing.session_id)
@@ -317,22 +328,6 @@ class Sessions:
                 raise SessionNotFoundError
         except SessionNotFoundError:
             raise InvalidParamsError.of(SESSION_FIELD, "is not the id of a session") from None
-
-    async def _check_command(
-        self, routing: Routing, name: str, arguments: str, at: Location
-    ) -> None:
-        if routing.plan or routing.output_schema is not None:
-            # OpenCode runs a command's shell commands at once, and takes no schema with a command.
-            raise InvalidParamsError.of(
-                COMMAND_FIELD, "cannot be used with a plan or a schema for the answer"
-            )
-        commands = {one.name: one for one in await self._opencode.command_sources(at=at)}
-        if name not in commands:
-            raise InvalidParamsError.of(
-                COMMAND_FIELD, f"is not one of the commands: {', '.join(commands)}"
-            )
-        if problem := commands[name].unsafe_arguments(arguments):
-            raise InvalidParamsError.of("message.parts", problem)
 
     async def take(
         self, principal: Principal, context_id: ContextId, routing: Routing, *, fresh: bool = False

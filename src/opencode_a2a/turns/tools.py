@@ -104,9 +104,9 @@ class Tools:
     """
 
     def __init__(
-        self, opencode: OpenCode, name: str, server: McpServer, callers: CallingTurns
+        self, opencode: OpenCode, name: str, server: McpServer, calling_turns: CallingTurns
     ) -> None:
-        self.callers = callers
+        self.calling_turns = calling_turns
         self._opencode = opencode
         self._name = name
         self._server = server
@@ -137,7 +137,7 @@ class Tools:
                 case PartUpdated(part=ToolPart() as part) if part.tool.startswith(prefix):
                     if isinstance(part.state, ToolRunning):
                         tool = part.tool.removeprefix(prefix)
-                        self.callers.began(turn, part.call_id, tool, part.state.input)
+                        self.calling_turns.began(turn, part.call_id, tool, part.state.input)
                     else:
                         turn.running.pop(part.call_id, None)
                 case _:
