@@ -34,6 +34,4 @@ EXTENSIONS: tuple[Extension, ...] = (
     BUDGET,
 )
 """The extensions with metadata or methods; ``server.contracts`` adds those about the service."""
-SKILLS = (SESSIONS, PROVIDERS, WORKSPACES, RECOVERY, INTERRUPTS, WEBHOOKS)
-"""The extensions that the extended card also lists as skills, in this order."""
 METHODS = [method for extension in EXTENSIONS for method in extension.methods.values()]

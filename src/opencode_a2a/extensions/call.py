@@ -13,6 +13,7 @@ from functools import cached_property
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
     InvalidParamsError,
     ServiceError,
     SessionBusyError,
@@ -167,6 +168,11 @@ class Call:
     @property
     def places(self) -> Places:
         return self.sessions.places
+
+    def require_unasked(self, refusal: str) -> None:
+        """Refuse work that asks nobody, if changes have to be asked for or are denied."""
+        if self.rights.changes != "allow":
+            raise AuthorizationForbiddenError(refusal, credential_id=self.caller.credential_id)
 
     async def session(self, session_id: str) -> Session:
         """Return a session that the caller may use; another caller's is not found."""

@@ -122,7 +122,6 @@ class Dispatcher:
             if wanted is not None and wanted not in caller.capabilities:
                 raise AuthorizationForbiddenError(
                     f"The credential lacks the capability {wanted}",
-                    method=method.name,
                     capability=wanted,
                     credential_id=caller.credential_id,
                 )
@@ -138,7 +137,6 @@ class Dispatcher:
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(
                     "This method can change files, and the call is limited to reading",
-                    method=method.name,
                     credential_id=caller.credential_id,
                 )
             await call.check_workspace()
@@ -233,11 +231,10 @@ def _completed(error: ServiceError, method: Method) -> ServiceError:
     if type(error) is InvalidParamsError:  # raised by a layer that does not know methods
         first = error.violations[0].field if error.violations else None
         error = InvalidFieldError(error.message, violations=error.violations, field=first)
-    if isinstance(error, UpstreamError):
-        if "method" in error.data_fields:
-            error.data = {"method": method.name, **error.data}
-        if error.detail and "detail" in error.data_fields:
-            error.data["detail"] = error.detail
+    if "method" in error.data_fields:
+        error.data = {"method": method.name, **error.data}
+    if isinstance(error, UpstreamError) and error.detail and "detail" in error.data_fields:
+        error.data["detail"] = error.detail
     # Only another replica says of a method that is offered here that it does not exist.
     if not isinstance(error, (*method.all_errors, MethodNotFoundError)):
         logger.error("undeclared error", method=method.name, reason=error.reason)

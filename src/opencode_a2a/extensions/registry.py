@@ -1,16 +1,16 @@
 """How an extension and its methods are declared, and what follows from a declaration.
 
-A method is declared once, by a decorator on its handler: name, access, possible errors, an example,
-and what is particular about it (``Rules``). Params and result are read from the annotations, the
-summary from the docstring. Dispatch, validation, cards, OpenAPI and the reference pages are all
-computed from that.
+A method is declared once, by a decorator on its handler (``Extension.method``): name, access,
+possible errors, an example, and what is particular about it. Params and result are read from the
+annotations, the summary from the docstring. Dispatch, validation, cards, OpenAPI and the reference
+pages are all computed from that.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import getdoc
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
@@ -77,19 +77,6 @@ class Condition:
     default: bool = False
     permitted: Callable[[Settings], bool] = lambda _: True
     """Whether the method is compatible with the declared execution environment."""
-
-
-class Rules(TypedDict, total=False):
-    """The optional parts of a declaration; ``Method`` explains each."""
-
-    condition: Condition
-    capability: Capability
-    stability: Stability
-    audit: str
-    writes: bool
-    repeatable: bool
-    local: bool
-    merge: Merge
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -254,9 +241,21 @@ class Extension:
         access: Access,
         *errors: type[ServiceError],
         example: JsonObject | None = None,
-        **rules: Unpack[Rules],
+        condition: Condition | None = None,
+        capability: Capability | None = None,
+        stability: Stability = "stable",
+        audit: str | None = None,
+        writes: bool = False,
+        repeatable: bool = False,
+        local: bool = False,
+        merge: Merge | None = None,
     ) -> Callable[[H], H]:
-        """Declare a method; its example is that of its params' class, plus ``example``."""
+        """Declare a method; ``Method`` explains what can be declared.
+
+        Its example is that of its params' class, plus ``example``.
+        """
+        if merge is not None and access is not Access.READ:
+            raise TypeError(f"{name}: merge is for methods that read")
 
         def declare(handler: H) -> H:
             hints = get_type_hints(handler)
@@ -264,10 +263,6 @@ class Extension:
             summary, _, details = (getdoc(handler) or "").replace("``", "`").partition("\n\n")
             # Any session that a caller names may not exist.
             missing = (SessionNotFoundError,) if "session_id" in params.model_fields else ()
-            if access is Access.OPERATE:
-                rules["writes"] = True
-            if "merge" in rules and access is not Access.READ:
-                raise TypeError(f"{name}: merge is for methods that read")
             self.methods[name] = Method(
                 name=name,
                 access=access,
@@ -278,7 +273,14 @@ class Extension:
                 errors=(*missing, *errors, *self.errors, *_ALWAYS),
                 handler=handler,
                 example={**params.example, **(example or {})},
-                **rules,
+                condition=condition,
+                capability=capability,
+                stability=stability,
+                audit=audit,
+                writes=writes or access is Access.OPERATE,
+                repeatable=repeatable,
+                local=local,
+                merge=merge,
             )
             return handler
 

@@ -43,7 +43,7 @@ from opencode_a2a.extensions.params import (
     SessionDone,
     Text,
 )
-from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
+from opencode_a2a.extensions.registry import Access, Condition, Extension, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as wire
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
@@ -119,23 +119,16 @@ SESSIONS = Extension(
     ),
 )
 
-_MUTATIONS = Rules(
-    condition=Condition(
-        "A2A_ENABLE_SESSION_MUTATIONS", lambda s: s.a2a.enable_session_mutations, default=True
-    )
+_MUTATIONS = Condition(
+    "A2A_ENABLE_SESSION_MUTATIONS", lambda s: s.a2a.enable_session_mutations, default=True
 )
-_FILE_CHANGES: Rules = {**_MUTATIONS, "writes": True}
-_SHELL = Rules(
-    condition=Condition(
-        "A2A_ENABLE_SESSION_SHELL",
-        lambda settings: settings.a2a.enable_session_shell,
-        permitted=lambda settings: (
-            settings.environment.sandbox_mode != "read-only"
-            and settings.environment.write_access_scope != "none"
-        ),
+_SHELL = Condition(
+    "A2A_ENABLE_SESSION_SHELL",
+    lambda settings: settings.a2a.enable_session_shell,
+    permitted=lambda settings: (
+        settings.environment.sandbox_mode != "read-only"
+        and settings.environment.write_access_scope != "none"
     ),
-    capability="session_shell",
-    audit="session_shell_audit",
 )
 
 # --- results ----------------------------------------------------------------------------------
@@ -363,10 +356,9 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     under `message_id`. `tools` takes tools away, but does not allow what needs a permission.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    if call.rights.changes != "allow" and any(p.type == "subtask" for p in params.request.parts):
-        raise AuthorizationForbiddenError(
-            "A sub-agent cannot be kept from changing files; send the prompt without a subtask",
-            credential_id=call.caller.credential_id,
+    if any(part.type == "subtask" for part in params.request.parts):
+        call.require_unasked(
+            "A sub-agent cannot be kept from changing files; send the prompt without a subtask"
         )
     prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
     async with call.changing(session_id) as session:
@@ -414,13 +406,10 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
     reads. Those are the author's to choose: arguments cannot add any.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    if call.rights.changes != "allow":
-        raise AuthorizationForbiddenError(
-            "A command can run shell commands without permission, and the call has to ask for, or "
-            "refrain from, changes; send a message instead",
-            method="opencode.sessions.command",
-            credential_id=call.caller.credential_id,
-        )
+    call.require_unasked(
+        "A command can run shell commands without permission, and the call has to ask for, or "
+        "refrain from, changes; send a message instead"
+    )
     wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
     known = {one.name: one for one in await call.opencode.command_sources(at=at)}
     source = known.get(wanted.command)
@@ -447,20 +436,19 @@ class ShellParams(OfSession):
     Access.OPERATE,
     SessionBusyError,
     example={"request": {"agent": "build", "command": "git status"}},
-    **_SHELL,
+    condition=_SHELL,
+    capability="session_shell",
+    audit="session_shell_audit",
 )
 async def shell(call: Call, params: ShellParams) -> Item[A2AMessage]:
     """Run a shell command in a session's directory, without model and without permission.
 
     It is refused where changes have to be asked for: nobody would be asked.
     """
-    if call.rights.changes != "allow":
-        raise AuthorizationForbiddenError(
-            "A shell command runs without permission, and the call has to ask for, or refrain "
-            "from, changes; send a message instead",
-            method="opencode.sessions.shell",
-            credential_id=call.caller.credential_id,
-        )
+    call.require_unasked(
+        "A shell command runs without permission, and the call has to ask for, or refrain from, "
+        "changes; send a message instead"
+    )
     async with call.working(params.session_id) as session:
         answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
     return Item(item=A2AMessage.of(answer, call.version))
@@ -500,7 +488,9 @@ class CreateParams(Placed):
         return self.request.parent_id
 
 
-@SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, **_MUTATIONS)
+@SESSIONS.method(
+    "opencode.sessions.create", Access.MUTATE, SessionNotFoundError, condition=_MUTATIONS
+)
 async def create(call: Call, params: CreateParams) -> OneSession:
     """Create a session, which belongs to the caller."""
     request, model = params.request, params.request.model
@@ -542,7 +532,7 @@ class UpdateParams(OfSession):
     "opencode.sessions.update",
     Access.MUTATE,
     example={"request": {"title": "A better title"}},
-    **_MUTATIONS,
+    condition=_MUTATIONS,
 )
 async def update(call: Call, params: UpdateParams) -> OneSession:
     """Change a session's title, or put it into the archive."""
@@ -553,7 +543,7 @@ async def update(call: Call, params: UpdateParams) -> OneSession:
     return OneSession.of(item=changed)
 
 
-@SESSIONS.method("opencode.sessions.delete", Access.MUTATE, **_MUTATIONS)
+@SESSIONS.method("opencode.sessions.delete", Access.MUTATE, condition=_MUTATIONS)
 async def delete(call: Call, params: OfSession) -> SessionDone:
     """Stop what runs in a session and delete it with its children, for good."""
     async with call.changing(params.session_id) as session:
@@ -571,7 +561,9 @@ class ForkParams(OfSession):
     request: ForkRequest = ForkRequest()
 
 
-@SESSIONS.method("opencode.sessions.fork", Access.MUTATE, UpstreamNotFoundError, **_MUTATIONS)
+@SESSIONS.method(
+    "opencode.sessions.fork", Access.MUTATE, UpstreamNotFoundError, condition=_MUTATIONS
+)
 async def fork(call: Call, params: ForkParams) -> OneSession:
     """Copy a session, or its messages before one of them, into a new one of the caller's."""
     session = await call.session(params.session_id)
@@ -580,14 +572,14 @@ async def fork(call: Call, params: ForkParams) -> OneSession:
     return OneSession.of(item=made)
 
 
-@SESSIONS.method("opencode.sessions.share", Access.MUTATE, **_MUTATIONS)
+@SESSIONS.method("opencode.sessions.share", Access.MUTATE, condition=_MUTATIONS)
 async def share(call: Call, params: OfSession) -> OneSession:
     """Publish a session through OpenCode's sharing service, if OpenCode is set up for it."""
     async with call.changing(params.session_id) as session:
         return OneSession.of(item=await call.opencode.share_session(session.id, at=call.at))
 
 
-@SESSIONS.method("opencode.sessions.unshare", Access.MUTATE, **_MUTATIONS)
+@SESSIONS.method("opencode.sessions.unshare", Access.MUTATE, condition=_MUTATIONS)
 async def unshare(call: Call, params: OfSession) -> OneSession:
     """Stop sharing a session."""
     async with call.changing(params.session_id) as session:
@@ -616,7 +608,7 @@ class SummarizeParams(OfSession):
     BudgetExhaustedError,
     InvalidParamsError,
     SessionBusyError,
-    **_MUTATIONS,
+    condition=_MUTATIONS,
 )
 async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     """Let a model replace a session's history by a summary; returns when it is written.
@@ -662,7 +654,8 @@ class RevertParams(OfSession):
     SessionBusyError,
     UpstreamNotFoundError,
     example={"request": {"messageID": _MESSAGE}},
-    **_FILE_CHANGES,
+    condition=_MUTATIONS,
+    writes=True,
 )
 async def revert(call: Call, params: RevertParams) -> OneSession:
     """Revert a message, everything after it, and the file changes they made."""
@@ -674,7 +667,9 @@ async def revert(call: Call, params: RevertParams) -> OneSession:
     return OneSession.of(item=reverted)
 
 
-@SESSIONS.method("opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, **_FILE_CHANGES)
+@SESSIONS.method(
+    "opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, condition=_MUTATIONS, writes=True
+)
 async def unrevert(call: Call, params: OfSession) -> OneSession:
     """Undo a revert, provided no prompt has been sent since."""
     async with call.working(params.session_id, briefly=True) as session:

@@ -7,6 +7,7 @@ can be changed.
 import asyncio
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
@@ -29,7 +30,7 @@ from opencode_a2a.extensions.params import (
     Text,
     WorkspaceId,
 )
-from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
+from opencode_a2a.extensions.registry import Access, Condition, Extension, aliases
 from opencode_a2a.extensions.worktrees import is_worktree, unsaved
 from opencode_a2a.opencode.types import (
     FileDiff,
@@ -61,7 +62,8 @@ WORKSPACES = Extension(
     ),
 )
 
-_MUTATION = Rules(
+_mutation = partial(
+    WORKSPACES.method,
     condition=Condition(
         "A2A_ENABLE_WORKSPACE_MUTATIONS", lambda s: s.a2a.enable_workspace_mutations
     ),
@@ -69,6 +71,7 @@ _MUTATION = Rules(
     stability="experimental",
     audit="workspace_mutation_audit",
 )
+"""Declares a method that makes or removes workspaces or worktrees."""
 
 
 class ProjectItem(Payload):
@@ -171,12 +174,7 @@ class CreateWorkspaceParams(Routed):
     request: WorkspaceRequest
 
 
-@WORKSPACES.method(
-    "opencode.workspaces.create",
-    Access.OPERATE,
-    example={"request": {"type": "worktree"}},
-    **_MUTATION,
-)
+@_mutation("opencode.workspaces.create", Access.OPERATE, example={"request": {"type": "worktree"}})
 async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[Workspace]:
     """Make a workspace; OpenCode has to be started with `OPENCODE_EXPERIMENTAL_WORKSPACES=1`."""
     draft = WorkspaceDraft(**dict(params.request))
@@ -205,12 +203,11 @@ class RemoveWorkspaceParams(Routed):
         return self.workspace_id
 
 
-@WORKSPACES.method(
+@_mutation(
     "opencode.workspaces.remove",
     Access.OPERATE,
     UpstreamNotFoundError,
     example={"workspace_id": "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"},
-    **_MUTATION,
 )
 async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWorkspace:
     """Remove a workspace and its worktree; ``item`` is null when there was none.
@@ -238,7 +235,7 @@ class CreateWorktreeParams(Routed):
     request: WorktreeRequest = WorktreeRequest()
 
 
-@WORKSPACES.method("opencode.worktrees.create", Access.OPERATE, **_MUTATION)
+@_mutation("opencode.worktrees.create", Access.OPERATE)
 async def create_worktree(call: Call, params: CreateWorktreeParams) -> Item[Worktree]:
     """Make a git worktree of the project; its files are there a moment later."""
     name, command = params.request.name, params.request.start_command
@@ -271,11 +268,10 @@ class RemoveWorktreeParams(Routed):
         return self.request.directory
 
 
-@WORKSPACES.method(
+@_mutation(
     "opencode.worktrees.remove",
     Access.OPERATE,
     example={"request": {"directory": "/srv/worktrees/one"}},
-    **_MUTATION,
 )
 async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     """Remove a worktree of the project and its branch.
@@ -289,11 +285,10 @@ async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     return Done(ok=done)
 
 
-@WORKSPACES.method(
+@_mutation(
     "opencode.worktrees.reset",
     Access.OPERATE,
     example={"request": {"directory": "/srv/worktrees/one"}},
-    **_MUTATION,
 )
 async def reset_worktree(call: Call, params: WorktreeParams) -> Done:
     """Bring a worktree of the project back to its branch point; changes in it are lost."""

@@ -30,7 +30,7 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions import SKILLS
+from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
 from opencode_a2a.rights import Capability
@@ -330,7 +330,9 @@ def _skills(
             "Find the cause of the failing test and fix it.",
         ]
     yield chat, None
-    for extension in SKILLS if extended else ():
+    for extension in EXTENSIONS if extended else ():
+        if extension.skill is None:
+            continue
         by_capability: dict[Capability | None, list[Method]] = {None: []}
         for method in extension.enabled(settings):
             by_capability.setdefault(method.capability, []).append(method)
