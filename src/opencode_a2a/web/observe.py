@@ -21,13 +21,15 @@ from opencode_a2a.server.http import OrjsonResponse
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
+FRESH_SECONDS = 1.0
+"""How long the results of the checks are shown."""
 _NEVER_CACHED = {"cache-control": "no-store"}
 Check = Callable[[], Awaitable[None]]
 """Returns if the dependency works, and raises if not; the error is logged, never shown."""
 
 
 class Readiness:
-    """Checks everything that the service depends on, at most once in ``fresh`` seconds.
+    """Checks everything that the service depends on, at most once a second.
 
     A check that takes longer than ``bound`` seconds has failed.
     """
@@ -37,12 +39,10 @@ class Readiness:
         checks: Mapping[str, Check],
         *,
         bound: float = 2.0,
-        fresh: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._checks = checks
         self._bound = bound
-        self._fresh = fresh
         self._clock = clock
         self._results: dict[str, bool] = {}
         self._until = float("-inf")
@@ -66,7 +66,7 @@ class Readiness:
                 async with asyncio.TaskGroup() as group:
                     asked = {n: group.create_task(passes(n, c)) for n, c in self._checks.items()}
                 self._results = {name: task.result() for name, task in asked.items()}
-                self._until = self._clock() + self._fresh
+                self._until = self._clock() + FRESH_SECONDS
             return self._results
 
 

@@ -35,8 +35,8 @@ from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
-BODY_SECONDS = 60.0
-"""A last resort behind ``edge.BodyGuard``, which responds before it hangs up."""
+ABORT_SECONDS = 60.0
+"""When a connection is cut off whose body does not arrive; ``BodyGuard`` has refused it by then."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 
@@ -74,7 +74,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
-        self._wait(BODY_SECONDS)
+        self._wait(ABORT_SECONDS)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
