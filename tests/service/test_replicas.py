@@ -283,7 +283,7 @@ async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_pat
 
 
 @pytest.mark.requirement("I7")
-async def test_a_task_that_no_replica_runs_is_canceled_and_says_that_opencode_may_go_on(
+async def test_a_task_that_no_replica_runs_is_canceled_and_stopped_by_the_next_owner(
     fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mailbox, "PATIENCE_SECONDS", 0.5)
@@ -305,8 +305,11 @@ async def test_a_task_that_no_replica_runs_is_canceled_and_says_that_opencode_ma
         late = await b.ask("send", b.message("once", taskId=asked.id))
         waiting = (await b.method("opencode.permissions.list", {}))["items"]
         replicas.opencodes = {"two": second}
+        stopped = asyncio.create_task(second.asked("abort", 1))
+        await asyncio.sleep(0)  # it counts from now on
         back = await replicas.start("a")
-        await replicas.runs("two")
+        await stopped
+        await second.idle()
         later = await Caller(back).get(asked.id)
         replied = len(second.replies)
 

@@ -251,6 +251,18 @@ def load_open(
     return [TaskRow(*row) for row in connection.execute(query)]
 
 
+def unstopped(connection: Connection, upstream: str, since: int) -> list[TaskRow]:
+    """Return the canceled tasks of an OpenCode that have kept their requests, oldest first.
+
+    Only those have that were canceled while it had no owner. ``since`` is in milliseconds.
+    """
+    columns = [tasks.c[name] for name in TaskRow._fields]
+    canceled = tasks.c.updated_at >= since, tasks.c.state == "canceled"
+    mine = tasks.c.upstream == upstream, tasks.c.request.is_not(None)
+    query = sa.select(*columns).where(*canceled, *mine).order_by(tasks.c.no)
+    return [TaskRow(*row) for row in connection.execute(query)]
+
+
 def of_principal(
     connection: Connection, principal: str, states: Sequence[str], context_id: str | None
 ) -> list[TaskRow]:

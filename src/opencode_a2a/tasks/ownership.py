@@ -42,7 +42,7 @@ from opencode_a2a.store.replicas import Census, ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.readers import DurableReader
-from opencode_a2a.tasks.recovery import recover
+from opencode_a2a.tasks.recovery import recover, stop_canceled
 from opencode_a2a.tasks.state import OPEN
 from opencode_a2a.turns.fleet import Fleet, Member
 
@@ -331,6 +331,9 @@ class Ownership:
         for claim in claims:
             claim.owned_since = self._now()
             claim.member.owned = True
+            if self._database.replica is not None:
+                stopping = self._run_beside(stop_canceled(self._database, claim.member), "stop")
+                await claim.running.enter_async_context(stopping)
 
     async def _recover(
         self, handed_over: Mapping[str, bool] | None, members: Collection[Member]

@@ -11,7 +11,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
-from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.errors import ServiceError, StoreUnavailableError
 from opencode_a2a.events import (
     Emitted,
     Failure,
@@ -30,7 +30,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import engine_of
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
-from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of, status_change
+from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, load_task, ref_of, status_change
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.state import (
@@ -44,8 +44,10 @@ from opencode_a2a.tasks.state import (
     load_request,
 )
 from opencode_a2a.telemetry import ROUTINE
-from opencode_a2a.turns.fleet import Fleet
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts, record_void, unlogged
+from opencode_a2a.turns.sessions import TurnLock
+from opencode_a2a.turns.snapshot import messages_since
 from opencode_a2a.turns.turn import LoggedTurn
 
 logger = structlog.get_logger(__name__)
@@ -61,6 +63,8 @@ LOST = Failure(
     "The service was restarted and no longer knows the request. Send it again.",
 )
 UNOWNED = "No replica of the service runs the task any more."
+UNSTOPPED_SECONDS = 86_400
+"""How long the turn of a task that was canceled without an owner is worth stopping."""
 UNSTOPPED = Finished(
     Outcome.CANCELED,
     failure=Failure(
@@ -162,7 +166,8 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
     Only the owner of an OpenCode writes the logs of its tasks. While it has no live owner, any
     replica may end one of them for a caller who does not want to wait for the next: the transaction
     locks the row of the OpenCode, so nobody becomes its owner before the end is stored, and the
-    next owner finds a task that has ended. OpenCode itself is not asked anything.
+    next owner finds a task that has ended. OpenCode itself is not asked anything: the request stays
+    in the table, and the next owner stops the turn (``stop_canceled``).
     """
     if database.replica is None:
         return False
@@ -175,6 +180,7 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
             return None  # an owner, or another replica like this one, wrote meanwhile
         task_rows.append(connection, [segment], [move])
+        task_rows.set_request(connection, row.no, row.request)
         void[:] = interrupts.void(connection, row.id, now_ms())
         return True
 
@@ -194,6 +200,30 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
             record_void(Owner(ref.id, ref.context_id, ref.principal), void)
         if ended is not None:
             return ended
+
+
+async def stop_canceled(database: Database, member: Member) -> None:
+    """Stop the turns of tasks that were canceled while their OpenCode had no owner.
+
+    A session that has been given another prompt since is left alone.
+    """
+    rows = await database.read_until_available(
+        task_rows.unstopped, member.name, now_ms() - UNSTOPPED_SECONDS * 1000
+    )
+    for row in rows:
+        await member.turns.feed.up.wait()
+        session_id, opencode = load_task(row).status.session_id, member.turns.opencode
+        prompt = None if row.request is None else load_request(row.request).user_message_id
+        if session_id is not None and prompt is not None:
+            lock = member.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
+            try:
+                async with lock:
+                    found = await messages_since(opencode, session_id, prompt)
+                    if [one.info.id for one in found if one.info.role == "user"] == [prompt]:
+                        await opencode.abort_session(session_id)
+            except (ServiceError, TimeoutError) as error:
+                logger.warning("a canceled task is not stopped", task_id=row.id, cause=str(error))
+        await database.write_until_stored(task_rows.set_request, row.no, None)
 
 
 async def sweep(
