@@ -159,7 +159,9 @@ class Reader:
         answers = state.messages.answers
         if answers:
             own = sum(map(usage, answers.values()), Usage())
-            children = self._children_usage(stored) if stored else None
+            children: Usage | None = None
+            if stored is not None and stored.children:
+                children = sum(map(usage, state.steps_of(stored.children)), Usage())
             out.append(UsageCounted(own, children, *state.messages.answered_by))
         if stored is not None and stored.diffs:
             out.append(diff_changed(stored.diffs))
@@ -233,11 +235,6 @@ class Reader:
         del self._held[tool.part_id]
         self._emitted.tools[tool.part_id] = tool
         out.append(tool)
-
-    def _children_usage(self, stored: Snapshot) -> Usage | None:
-        if not stored.children:
-            return None
-        return sum(map(usage, self.state.steps_of(stored.children)), Usage())
 
 
 def merged(events: list[TurnEvent]) -> list[TurnEvent]:

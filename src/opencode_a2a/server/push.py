@@ -118,7 +118,10 @@ class WebhookSender:
         except EgressError:
             return Receipt("refused_address", away=True)
         except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
-            name = "tls" if _is_tls(error) else "unreachable"
+            cause: BaseException | None = error  # the client wraps the errors of TLS
+            while cause is not None and not isinstance(cause, ssl.SSLError):
+                cause = cause.__cause__ or cause.__context__
+            name = "unreachable" if cause is None else "tls"
             return Receipt(name, away=isinstance(error, httpx2.ConnectError))
 
     def _proof(
@@ -179,12 +182,3 @@ def _outcome(response: httpx2.Response) -> Receipt:
         elif asked:
             after = parsedate_to_datetime(asked).timestamp() - time.time()
     return Receipt(f"http_{status}", gone=status == 410, retry_after=after)
-
-
-def _is_tls(error: BaseException | None) -> bool:
-    """Whether an error has to do with TLS; the client wraps those of the library."""
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

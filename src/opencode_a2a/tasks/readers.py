@@ -42,8 +42,8 @@ class DurableReader(Protocol):
     given it by a protocol of its own (``outbox.Sender``, ``server.push``).
 
     ``tests/unit/test_log.py`` has a small one, ``StateList``. For something that is to happen once
-    for each ended task, in whatever order, a loop over ended rows under ``claim_work``
-    (``store.database``) may be all that is needed.
+    for each ended task, in whatever order, a loop over ended rows that one replica at a time runs,
+    as ``recovery.sweep`` is, may be all that is needed.
     """
 
     async def recover(
