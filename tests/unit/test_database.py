@@ -160,19 +160,18 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
 
     async with Database(stores.url(tmp_path)) as database:
         await database.write(write)
-        places = links.Places(database, "main")
-        await places.own(alice, directory, "wrk_1")
+        await database.write(links.own_places, alice, "main", [directory, "wrk_1"])
 
         assert await database.read(read) == (session, None)
-        others = await places.visible(Principal("bob"), [directory, "wrk_1", directory[:-1]])
-        assert others == [directory[:-1]]
+        asked, bob = [directory, "wrk_1", directory[:-1]], Principal("bob")
+        assert await database.read(links.visible_places, bob, asked) == [directory[:-1]]
         for place in (directory, "wrk_1"):
             made = await database.read(links.upstream_of_place, place)
             assert made == "main"
         assert await database.read(links.upstream_of_place, "wrk_2") is None
-        assert await places.visible(alice, [directory]) == [directory]
-        await places.forget(directory)
-        assert await places.visible(Principal("bob"), [directory]) == [directory]
+        assert await database.read(links.visible_places, alice, [directory]) == [directory]
+        await database.write(links.forget_places, [directory])
+        assert await database.read(links.visible_places, bob, [directory]) == [directory]
 
 
 @pytest.mark.both_databases(stores.OLDER)

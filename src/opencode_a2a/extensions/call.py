@@ -25,13 +25,13 @@ from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
-from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import (
     WORKSPACE_FIELD,
+    Places,
     Sessions,
     TurnLock,
     WiderWorkError,

@@ -5,14 +5,13 @@ that it was made for confirms it.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Prepared, engine_of
 from opencode_a2a.store.schema import links, owners, places
 
@@ -163,42 +162,27 @@ def upstream_of_place(connection: Connection, name: str) -> str | None:
     return connection.scalar(sa.select(places.c.upstream).where(places.c.name == key))
 
 
-class Places:
-    """The owners of workspaces (by id) and worktrees (by directory) that were made by method."""
+def own_places(
+    connection: Connection, principal: Principal, upstream: str, names: Sequence[str]
+) -> None:
+    """Make a principal the owner of workspaces (by id) and worktrees (by directory)."""
+    forget_places(connection, names)
+    for name in names:
+        key = index_key(connection, name)
+        values = {"name": key, "principal": principal, "upstream": upstream}
+        connection.execute(places.insert().values(values))
 
-    def __init__(self, database: Database, upstream: str) -> None:
-        self._database = database
-        self._upstream = upstream
 
-    async def own(self, principal: Principal, *names: str) -> None:
-        def write(connection: Connection) -> None:
-            keys = [index_key(connection, name) for name in names]
-            connection.execute(places.delete().where(places.c.name.in_(keys)))
-            for key in keys:
-                values = {"name": key, "principal": principal, "upstream": self._upstream}
-                connection.execute(places.insert().values(values))
+def visible_places(connection: Connection, principal: Principal, names: Sequence[str]) -> list[str]:
+    """Return the places that a principal may see: their own, and those without an owner."""
+    keys = {name: index_key(connection, name) for name in names}
+    others = sa.select(places.c.name).where(
+        places.c.name.in_(keys.values()), places.c.principal != principal
+    )
+    hidden = {row.name for row in connection.execute(others)}
+    return [name for name in names if keys[name] not in hidden]
 
-        await self._database.write(write)
 
-    async def visible(self, principal: Principal, names: Iterable[str]) -> list[str]:
-        """Return those that the caller may see: their own, and those that nobody made by method."""
-        asked = [*names]
-        if not asked:
-            return []
-
-        def read(connection: Connection) -> list[str]:
-            keys = {name: index_key(connection, name) for name in asked}
-            others = sa.select(places.c.name).where(
-                places.c.name.in_(keys.values()), places.c.principal != principal
-            )
-            hidden = {row.name for row in connection.execute(others)}
-            return [name for name in asked if keys[name] not in hidden]
-
-        return await self._database.read(read)
-
-    async def forget(self, *names: str) -> None:
-        def write(connection: Connection) -> None:
-            keys = [index_key(connection, name) for name in names]
-            connection.execute(places.delete().where(places.c.name.in_(keys)))
-
-        await self._database.write(write)
+def forget_places(connection: Connection, names: Sequence[str]) -> None:
+    keys = [index_key(connection, name) for name in names]
+    connection.execute(places.delete().where(places.c.name.in_(keys)))

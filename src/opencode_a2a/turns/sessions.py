@@ -42,7 +42,6 @@ from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges,
 from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database, Write
-from opencode_a2a.store.links import Places
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -142,6 +141,25 @@ class TurnLock(asyncio.Lock):
     def release(self) -> None:
         self.users -= 1
         super().release()
+
+
+class Places:
+    """The owners of workspaces (by id) and worktrees (by directory) that were made by method."""
+
+    def __init__(self, database: Database, upstream: str) -> None:
+        self._database = database
+        self._upstream = upstream
+
+    async def own(self, principal: Principal, *names: str) -> None:
+        await self._database.write(links.own_places, principal, self._upstream, names)
+
+    async def visible(self, principal: Principal, names: Iterable[str]) -> list[str]:
+        """Return those that the caller may see: their own, and those that nobody made by method."""
+        asked = [*names]
+        return await self._database.read(links.visible_places, principal, asked) if asked else []
+
+    async def forget(self, *names: str) -> None:
+        await self._database.write(links.forget_places, names)
 
 
 class Sessions:
