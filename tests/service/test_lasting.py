@@ -611,6 +611,26 @@ async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
 
 
 @pytest.mark.sqlite_only
+@pytest.mark.requirement("I3")
+async def test_a_fault_while_a_turn_is_taken_up_again_stops_it_in_opencode(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    async with started(opencode, tmp_path, **STORED) as service:
+        asked = await Caller(service).send("run it")
+
+    async def fail(*_: object, **__: object) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(Sessions, "take", fail)
+    async with started(opencode, tmp_path, **STORED) as service:
+        failed = await Caller(service).ended(asked.id)
+        at_work = opencode.at_work
+
+    assert (failed.state, failed.error_type, at_work) == ("failed", "INTERNAL_ERROR", False)
+
+
+@pytest.mark.sqlite_only
 @pytest.mark.requirement("I7")
 async def test_a_queued_task_that_is_canceled_after_a_restart_does_not_stop_the_one_before_it(
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
