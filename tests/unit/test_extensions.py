@@ -49,6 +49,7 @@ from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.metadata import SESSION_BINDING, STREAM_HINTS
 from opencode_a2a.extensions.params import (
     Done,
+    Items,
     Listing,
     OfSession,
     Placed,
@@ -57,7 +58,7 @@ from opencode_a2a.extensions.params import (
     write,
 )
 from opencode_a2a.extensions.registry import Access
-from opencode_a2a.extensions.sessions import SESSIONS, SessionListParams
+from opencode_a2a.extensions.sessions import SESSIONS, SessionListParams, StatusItem
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.server.card import Cards
@@ -130,6 +131,14 @@ def test_a_result_can_be_read_from_another_replica(method: Any) -> None:
 
     assert {*written} == {*method.result.model_fields}
     assert write(read_result(method.result, written)) == written
+
+
+def test_what_a_later_version_adds_to_a_result_is_ignored() -> None:
+    sent: Any = {"items": [{"session_id": "ses_1", "type": "busy", "later": 1}], "later": 1}
+
+    result = read_result(Items[StatusItem], sent)
+
+    assert result == Items(items=[StatusItem(session_id="ses_1", type="busy")])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

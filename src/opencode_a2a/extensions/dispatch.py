@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import structlog
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.a2a.types import Version
@@ -107,48 +107,17 @@ class Dispatcher:
         return await self._call_at_owner.ask(upstream, request, repeatable=repeatable)
 
     async def _call(self, request: MethodRequest) -> JsonObject:
-        """Check and make a call on this replica, and audit it if the method says so.
+        """Make a call on this replica, and audit it if the method says so.
 
         Raise NotOwnerError if another replica has to make the call.
         """
-        method, caller, deps = self._methods.get(request.method), request.caller, self._deps
+        method, caller = self._methods.get(request.method), request.caller
         if method is None:  # the replica that forwards it has other settings, or a later version
             off = self.disabled.get(request.method)
             raise MethodNotFoundError.named(request.method, off, request.version.value)
-        only = request.only
         outcome: str | None = "internal_error"
         try:
-            wanted = method.capability
-            if wanted is not None and wanted not in caller.capabilities:
-                raise AuthorizationForbiddenError(
-                    f"The credential lacks the capability {wanted}",
-                    capability=wanted,
-                    credential_id=caller.credential_id,
-                )
-            params = read(method.params, request.params, request.version)
-            if only is not None:
-                member = deps.fleet.members[only].check_owned()
-            elif method.local:
-                member = deps.fleet.first
-            else:
-                changes = method.access is not Access.READ
-                member = await deps.member(caller.principal, params, changes=changes)
-            call = Call(caller, request.version, deps, params, member)
-            if method.writes and call.rights.changes == "deny":
-                raise AuthorizationForbiddenError(
-                    "This method can change files, and the call is limited to reading",
-                    credential_id=caller.credential_id,
-                )
-            await call.check_workspace()
-            if method.merge is not None and only is None:
-                result = write(method.merge(params, await self._in_every(request, call)))
-            else:
-                try:
-                    result = write(await method.handler(call, params))
-                except NotHereError as missing:
-                    if only is not None:
-                        raise missing.error from None
-                    result = await self._in_any_other(request, call, missing.error)
+            result = await self._run(method, request)
             outcome = "success"
         except ServiceError as error:
             outcome = error.outcome
@@ -176,6 +145,40 @@ class Dispatcher:
                 )
         return result
 
+    async def _run(self, method: Method, request: MethodRequest) -> JsonObject:
+        """Check a call, choose its OpenCode, and run the handler, or have others run it."""
+        caller, deps, only = request.caller, self._deps, request.only
+        wanted = method.capability
+        if wanted is not None and wanted not in caller.capabilities:
+            raise AuthorizationForbiddenError(
+                f"The credential lacks the capability {wanted}",
+                capability=wanted,
+                credential_id=caller.credential_id,
+            )
+        params = read(method.params, request.params, request.version)
+        if only is not None:
+            member = deps.fleet.members[only].check_owned()
+        elif method.local:
+            member = deps.fleet.first
+        else:
+            changes = method.access is not Access.READ
+            member = await deps.member(caller.principal, params, changes=changes)
+        call = Call(caller, request.version, deps, params, member)
+        if method.writes and call.rights.changes == "deny":
+            raise AuthorizationForbiddenError(
+                "This method can change files, and the call is limited to reading",
+                credential_id=caller.credential_id,
+            )
+        await call.check_workspace()
+        if method.merge is not None and only is None:
+            return write(method.merge(params, await self._in_every(request, call)))
+        try:
+            return write(await method.handler(call, params))
+        except NotHereError as missing:
+            if only is not None:
+                raise missing.error from None
+            return await self._in_any_other(request, call, missing.error)
+
     async def _in_every(self, request: MethodRequest, call: Call) -> list[Payload]:
         """Return the results of a method for all OpenCodes, those of this replica first.
 
@@ -195,7 +198,8 @@ class Dispatcher:
                 failure = failure or error
 
         async def ask(upstream: str) -> Payload | None:
-            with suppress(ServiceError, TimeoutError):
+            # A replica of another version may send what cannot be read.
+            with suppress(ServiceError, TimeoutError, ValidationError):
                 async with asyncio.timeout(OTHERS_SECONDS):
                     result = await self._ask_owner(upstream, replace(request, only=upstream))
                     return read_result(method.result, result)

@@ -346,8 +346,12 @@ def write(result: Payload) -> JsonObject:
 
 
 def read_result(model: type[P], written: JsonObject) -> P:
-    """Return a result that another replica has written with ``write``."""
-    return model.model_validate_json(orjson.dumps(written), by_alias=False, by_name=True)
+    """Return a result that another replica has written with ``write``.
+
+    Fields that a later version has added are ignored.
+    """
+    content = orjson.dumps(written)
+    return model.model_validate_json(content, extra="ignore", by_alias=False, by_name=True)
 
 
 def refusal(kind: type[E], found: tuple[Violation, ...], **data: Json) -> E:
