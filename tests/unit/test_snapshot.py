@@ -8,7 +8,7 @@ from opencode_a2a.opencode.client import HERE, Location
 from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
 from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.opencode.types import PatchPart, UserMessage
-from opencode_a2a.turns.snapshot import Shared
+from opencode_a2a.turns.snapshot import DirectoryQuery
 from tests.support.opencode_state import recording
 
 
@@ -19,11 +19,11 @@ async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:
         asked.append(location)
         return len(asked)
 
-    shared, now = Shared(ask), asyncio.get_running_loop().time()
+    query, now = DirectoryQuery(ask), asyncio.get_running_loop().time()
 
-    assert await asyncio.gather(shared.of(HERE, now), shared.of(HERE, now)) == [1, 1]
-    assert await shared.of(Location("/elsewhere"), now) == 2
-    assert await shared.of(HERE, now + 1) == 3
+    assert await asyncio.gather(query.of(HERE, now), query.of(HERE, now)) == [1, 1]
+    assert await query.of(Location("/elsewhere"), now) == 2
+    assert await query.of(HERE, now + 1) == 3
 
 
 def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:

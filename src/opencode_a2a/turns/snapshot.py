@@ -33,13 +33,13 @@ PAGE = 40
 INPUT_TRIES, INPUT_SECONDS = 10, 0.05
 """How often, and at which interval, the input of a tool call that asks is looked for."""
 SHARED_SECONDS = 1.0
-"""Seconds for which turns of one directory share an answer."""
+"""Seconds for which turns of one directory share the result of a query."""
 
 
-class Shared(Generic[T]):
-    """An answer of OpenCode about a directory, asked for once on behalf of many turns.
+class DirectoryQuery(Generic[T]):
+    """A query about a directory that OpenCode is sent once on behalf of many turns.
 
-    The answer covers all sessions of the directory: if each of a thousand turns asked for itself,
+    The result covers all sessions of the directory: if each of a thousand turns asked for itself,
     a thousand times a thousand entries would have to be read.
     """
 
@@ -48,7 +48,7 @@ class Shared(Generic[T]):
         self._asked: dict[Location, tuple[float, asyncio.Task[T]]] = {}
 
     async def of(self, location: Location, since: float) -> T:
-        """Return an answer that was asked for at ``since`` or later, and at most a moment ago."""
+        """Return a result that was asked for at ``since`` or later, and at most a moment ago."""
         now = asyncio.get_running_loop().time()
         asked = self._asked.get(location)
         if asked is None or asked[0] < max(since, now - SHARED_SECONDS):
@@ -62,8 +62,8 @@ class Snapshots:
 
     def __init__(self, opencode: OpenCode) -> None:
         self._opencode = opencode
-        self._pending = Shared(lambda location: pending(opencode, location))
-        self.statuses = Shared(lambda location: opencode.session_status(at=location))
+        self._pending = DirectoryQuery(lambda location: pending(opencode, location))
+        self.statuses = DirectoryQuery(lambda location: opencode.session_status(at=location))
         """The statuses of the sessions that are busy."""
 
     async def read(
