@@ -23,8 +23,8 @@ from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import callers, replicas, schema
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import Spent
-from opencode_a2a.store.database import Database, make_engine
-from opencode_a2a.store.engine import DatabaseError, Replica, engine_of
+from opencode_a2a.store.database import Database, engine_of, make_engine
+from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores

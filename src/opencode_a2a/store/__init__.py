@@ -6,7 +6,7 @@ tables. Every other module holds the queries of one subject: functions that take
 
 They run SQL in one of three ways:
 
-- ``Prepared`` (``engine.py``) for what runs with each message, batch of entries or look at the
+- ``Prepared`` (``database.py``) for what runs with each message, batch of entries or look at the
   database: text, compiled once, run by the driver itself;
 - SQLAlchemy's expressions for everything else: queries that depend on their arguments, and those
   that run seldom;

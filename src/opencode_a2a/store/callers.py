@@ -6,7 +6,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.engine import Prepared, Totals
+from opencode_a2a.store.database import Prepared, Totals
 from opencode_a2a.store.schema import rates, sign_ins, spending
 
 # What the turns of each principal have used, by day. It is added in the transaction that ends a

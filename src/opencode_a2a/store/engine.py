@@ -1,8 +1,7 @@
-"""``Engine``, the base class of ``Sqlite`` and ``Postgres``, and how SQL is run on one of them.
+"""``Engine``, the base class of ``Sqlite`` and ``Postgres``, and the values that it is given.
 
-``Database`` calls an engine from its own threads, synchronously: the asynchronous drivers cost
-several times as much per statement. Query modules are given a SQLAlchemy connection, and ask
-``engine_of(connection)`` where databases differ. Nothing else asks which database there is.
+``Database`` (``database.py``) calls an engine from its own threads, synchronously: the asynchronous
+drivers cost several times as much per statement.
 
 A new kind of database is a subclass of ``Engine`` in a module of its own, and a row in ``KINDS``
 (``databases.py``).
@@ -15,7 +14,7 @@ import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
@@ -200,7 +199,7 @@ class Engine(ABC):
 
     @abstractmethod
     def write(self, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
-        """Run all calls in one transaction (``run_group``) and commit it.
+        """Run all calls in one transaction (``run_group`` in ``database.py``) and commit it.
 
         If one of them fails, each is run again in a transaction of its own, so that it harms no
         other. Raises nothing: an error is the result of the calls that it belongs to.
@@ -215,7 +214,7 @@ class Engine(ABC):
         """Close all connections; called after ``open`` has failed, too."""
 
     def mark_connections(self, *engines: sa.Engine) -> None:
-        """Record this engine in each new connection; ``engine_of`` reads it."""
+        """Record this engine in each new connection; ``engine_of`` (``database.py``) reads it."""
 
         def mark(_: object, record: Any) -> None:
             record.info[Engine] = self
@@ -278,12 +277,6 @@ class Engine(ABC):
         raise NotImplementedError(f"{self.kind.name} is not shared")
 
 
-def engine_of(connection: Connection) -> Engine:
-    """Return the engine that made a connection."""
-    engine: Engine = connection.info[Engine]
-    return engine
-
-
 def driver_error(error: Exception) -> BaseException:
     """Return the error of the driver, if this is SQLAlchemy's error about it."""
     return error.orig or error if isinstance(error, DBAPIError) else error
@@ -293,101 +286,3 @@ def cause(error: Exception) -> str:
     """Return the driver's own words, in one line."""
     raised = driver_error(error)
     return (str(raised).splitlines() or [type(raised).__name__])[0]
-
-
-# How the query modules run SQL that runs often, and how the functions of a transaction are run
-
-
-class Prepared:
-    """A statement that runs often: compiled once for a driver, and run by the driver itself.
-
-    SQLAlchemy's own execution costs eight times what SQLite needs for a small statement (730
-    against 90 µs for the five statements of an admission).
-    """
-
-    def __init__(self, sql: str, inserts: tuple[str, Mapping[str, str]] | None = None) -> None:
-        """``inserts`` is the table into which rows are inserted, and the types of its columns, if
-        that is worth the fastest way that the database has: see ``Engine.insert_rows``."""
-        self._text = sa.text(sql)
-        self._inserts = inserts
-        self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
-        """By driver: the SQL, and the names of the values if the driver takes them by position."""
-
-    def run(self, connection: Connection, *rows: Mapping[str, object]) -> Any:
-        """Run it for each row of values, in the transaction of the connection.
-
-        Returns the driver's cursor, from which the result for a single row can be fetched.
-        """
-        engine = engine_of(connection)
-        cursor = connection.connection.cursor(**engine.cursor_options)
-        if (
-            len(rows) > 1
-            and self._inserts is not None
-            and engine.insert_rows(cursor, *self._inserts, rows)
-        ):
-            return cursor
-        driver = connection.dialect.driver
-        if driver not in self._compiled:
-            made = self._text.compile(dialect=connection.dialect)
-            self._compiled[driver] = made.string, made.positiontup if made.positional else None
-        sql, order = self._compiled[driver]
-        values: list[Any] = [
-            row if order is None else [row[name] for name in order] for row in rows
-        ]
-        if len(values) == 1:
-            cursor.execute(sql, values[0])
-        elif values:
-            cursor.executemany(sql, values)
-        return cursor
-
-
-Changes = Mapping[tuple[str | int, ...], tuple[float, ...]]
-"""The amounts to add to the figures of a row, by the key of the row."""
-_DEFERRED = "deferred totals"
-
-
-class Totals(Prepared):
-    """A table of figures to which several processes add at the same time.
-
-    A row that is added to is locked until the transaction ends. Therefore all figures are added to
-    at the end of a transaction, and in one order: processes never wait for each other in a
-    circle, nor for longer than a commit takes.
-    """
-
-    def __init__(self, table: str, key: Sequence[str], figures: Sequence[str]) -> None:
-        self.table = table
-        self.columns = (*key, *figures)
-        added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in figures)
-        super().__init__(
-            f"INSERT INTO {table} ({', '.join(self.columns)}) VALUES (:{', :'.join(self.columns)})"  # noqa: S608 - names of our tables
-            f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {added}"
-        )
-
-    def add(self, connection: Connection, changes: Changes) -> None:
-        """Add to figures at the end of the transaction."""
-        mine = connection.info[_DEFERRED].setdefault(self, {})
-        for key, change in changes.items():
-            before = mine.get(key, (0,) * len(change))
-            mine[key] = tuple(map(sum, zip(before, change, strict=True)))
-
-    def deferred(self, connection: Connection) -> Changes:
-        """Return the amounts that this transaction will add; no query sees them yet."""
-        return connection.info.get(_DEFERRED, {}).get(self, {})
-
-
-def run_group(connection: Connection, calls: Sequence[PendingWrite[Any]]) -> list[WriteResult]:
-    """Run the functions of a group in the transaction of the connection, and add to the totals."""
-    info = connection.info  # a connection that breaks meanwhile has none
-    deferred: dict[Totals, Changes] = {}
-    info[_DEFERRED] = deferred
-    try:
-        results = [
-            WriteResult(call, call.fn(connection, *call.args, **call.kwargs)) for call in calls
-        ]
-        for totals in sorted(deferred, key=lambda one: one.table):
-            changes = sorted(deferred[totals].items())
-            rows = [(*key, *change) for key, change in changes if any(change)]
-            totals.run(connection, *(dict(zip(totals.columns, row, strict=True)) for row in rows))
-    finally:
-        del info[_DEFERRED]
-    return results

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.engine import Prepared, engine_of
+from opencode_a2a.store.database import Prepared, engine_of
 from opencode_a2a.store.schema import links, owners, places
 
 

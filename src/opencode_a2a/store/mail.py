@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.engine import Prepared
+from opencode_a2a.store.database import Prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from opencode_a2a import metrics
 from opencode_a2a.clock import SHARED_CLOCK
 from opencode_a2a.databases import kind_of
 from opencode_a2a.store import replicas
+from opencode_a2a.store.database import Prepared, run_group
 from opencode_a2a.store.engine import (
     ABANDONED,
     ConnectionOptions,
@@ -40,12 +41,10 @@ from opencode_a2a.store.engine import (
     Examined,
     Lease,
     PendingWrite,
-    Prepared,
     Replica,
     WriteResult,
     cause,
     driver_error,
-    run_group,
 )
 from opencode_a2a.store.listener import CHANNEL, Listener, Notifications
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow

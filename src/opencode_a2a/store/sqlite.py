@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.databases import kind_of
 from opencode_a2a.store.authorship import Author, author_of
+from opencode_a2a.store.database import run_group
 from opencode_a2a.store.engine import (
     ConnectionOptions,
     DatabaseError,
@@ -26,7 +27,6 @@ from opencode_a2a.store.engine import (
     WriteResult,
     cause,
     driver_error,
-    run_group,
 )
 from opencode_a2a.store.schema import Number, SchemaTooNewError, migrate
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
-from opencode_a2a.store.engine import Prepared, Totals, engine_of
+from opencode_a2a.store.database import Prepared, Totals, engine_of
 from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks, webhooks
 
 

@@ -44,8 +44,8 @@ from opencode_a2a.store import links as session_links
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.authorship import Author, SourceChangedError, author_of, columns_of, reading
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import cause, engine_of
+from opencode_a2a.store.database import Database, engine_of
+from opencode_a2a.store.engine import cause
 from opencode_a2a.store.schema import links, metadata, places, version
 from opencode_a2a.tasks.log import new_row, status_change
 from opencode_a2a.tasks.state import (

@@ -26,8 +26,7 @@ from opencode_a2a.ids import Owner
 from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import callers, interrupts, replicas
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import engine_of
+from opencode_a2a.store.database import Database, engine_of
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, load_task, ref_of, status_change
