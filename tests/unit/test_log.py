@@ -639,9 +639,9 @@ class StateList(NewTaskReader):
         return lambda log: self._begin(task_no, ref, 0, log)
 
     async def recover(
-        self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
+        self, logs: Mapping[int, ReadableLog], upstreams: Collection[str] | None
     ) -> None:
-        for row, place in await self._database.read(self._unended, handed_over):
+        for row, place in await self._database.read(self._unended, upstreams):
             if row.no not in self.following:
                 self._begin(row.no, ref_of(row), place, logs.get(row.no))
 
@@ -785,7 +785,7 @@ async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
         assert listed.following == {}
 
         successor = StateList(desk.database)
-        await successor.recover(logs, {MAIN: False})
+        await successor.recover(logs, [MAIN])
         following = [*successor.following.values()]
         for log in logs.values():
             await log.append([Finished(Outcome.COMPLETED)])

@@ -1,7 +1,7 @@
 """Which OpenCodes a replica may run at all, and which tasks it may end without running them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +166,7 @@ async def _own(database: Database, *names: str) -> None:
 class Ignorant:
     """A durable reader that follows nothing."""
 
-    async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None: ...
+    async def recover(self, _: object, upstreams: Collection[str]) -> None: ...
 
     async def give_up(self, upstream: str) -> None: ...
 
@@ -208,8 +208,8 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
     ):
 
         class SlowReader:
-            async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
-                if "x" in handed_over:
+            async def recover(self, _: object, upstreams: Collection[str]) -> None:
+                if "x" in upstreams:
                     await _run(third, f"{silence} 'b'")
                     until = third.lease.until + lease / 2
                     while third.lease.until <= until:  # noqa: ASYNC110 - no event
@@ -240,8 +240,8 @@ async def test_the_tasks_of_a_lost_opencode_end_although_the_replica_that_loses_
     url, recovered = stores.url(tmp_path), set[str]()
 
     class Reader:
-        async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
-            recovered.update(handed_over)
+        async def recover(self, _: object, upstreams: Collection[str]) -> None:
+            recovered.update(upstreams)
 
     async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
         await _own(first, "x")
@@ -266,8 +266,8 @@ async def test_webhooks_of_a_lost_opencode_are_served_until_it_is_listed_again(
     url, served = stores.url(tmp_path), set[str]()
 
     class Reader:
-        async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
-            served.update(handed_over)
+        async def recover(self, _: object, upstreams: Collection[str]) -> None:
+            served.update(upstreams)
 
         async def give_up(self, upstream: str) -> None:
             served.discard(upstream)

@@ -23,6 +23,8 @@ from opencode_a2a.store import schema
 UNKNOWN = 0
 """The owner of an upstream that is new in the table; no replica has this number. It does not count
 as handed over: an earlier program may have left tasks there without storing all it had shown."""
+Cleanly = bool
+"""Whether the last owner of an OpenCode handed it over, so that all that it showed is stored."""
 
 
 class ReplicaRow(NamedTuple):
@@ -289,11 +291,10 @@ def declare_gone(connection: Connection, numbers: Collection[int], lease: float)
     return list(connection.scalars(_DECLARE_GONE, values))
 
 
-def become_owner(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
+def become_owner(connection: Connection, me: int, names: Collection[str]) -> dict[str, Cleanly]:
     """Become the owner of those of these OpenCodes that have no live owner.
 
-    Return of each that this replica owns now whether it was handed over: then everything that its
-    last owner showed is stored.
+    Return those that this replica owns now.
     """
     locked = list(connection.scalars(_LOCK, {"names": list(names)}))
     free = connection.execute(_UNOWNED, {"names": locked}).all()
@@ -327,8 +328,8 @@ def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]
         connection.execute(_PUBLISH, {"me": me, "name": name, "state": state, "tasks": tasks})
 
 
-def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
+def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, Cleanly]:
     """Become the owner of OpenCodes that nobody lists, to end their tasks."""
-    handed_over = become_owner(connection, me, names)
-    connection.execute(_LOSE, {"names": list(handed_over)})
-    return handed_over
+    taken = become_owner(connection, me, names)
+    connection.execute(_LOSE, {"names": list(taken)})
+    return taken

@@ -15,7 +15,7 @@ import secrets
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -347,10 +347,10 @@ class Outbox(DurableReader):
     # The life of a durable reader
 
     async def recover(
-        self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
+        self, logs: Mapping[int, ReadableLog], upstreams: Collection[str] | None
     ) -> None:
         if self.settings.enabled:
-            for row in await self.database.read(webhooks.active, handed_over):
+            for row in await self.database.read(webhooks.active, upstreams):
                 self._start_delivery(row, logs.get(row.task_no))
 
     async def give_up(self, upstream: str) -> None:

@@ -38,7 +38,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
-from opencode_a2a.store.replicas import Census, ReplicaRow, UpstreamRow
+from opencode_a2a.store.replicas import Census, Cleanly, ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.readers import DurableReader
@@ -299,33 +299,30 @@ class Ownership:
 
     async def _become_owner(self, census: Census, names: Sequence[str]) -> None:
         """Become the owner of OpenCodes, unless another replica was quicker, and run them."""
-        handed_over = await self._database.write(replicas.become_owner, census.me, names)
-        if not handed_over:
+        taken = await self._database.write(replicas.become_owner, census.me, names)
+        if not taken:
             return
-        self._database.census = census.after_taking(handed_over)
+        self._database.census = census.after_taking(taken)
         before = {row.name: row for row in census.upstreams}
-        for name, cleanly in handed_over.items():
+        for name, cleanly in taken.items():
             cause = "new" if before[name].owner == replicas.UNKNOWN else "gone"
             metrics.TAKEOVERS.labels("handed over" if cleanly else cause).inc()
         with metrics.TAKEOVER_SECONDS.time():
-            await self._begin(handed_over)
-        for name in handed_over:
+            await self._begin(taken)
+        for name in taken:
             if away := before[name].away_seconds:
                 # Its earlier owners could not reach it either; but this one has to try.
                 longest = self._fleet.lost_seconds - 2 * UNREACHED_SECONDS
                 self._claims[name].member.away_since = self._now() - max(0.0, min(away, longest))
         self._database.notify("u")
 
-    async def _begin(self, handed_over: Mapping[str, bool]) -> None:
-        """Listen to OpenCodes that this replica owns now, and continue their tasks and errands.
-
-        ``handed_over`` says of each whether its last owner handed it over.
-        """
-        claims = [self._claims[name] for name in handed_over]
+    async def _begin(self, taken: Mapping[str, Cleanly]) -> None:
+        """Listen to OpenCodes that this replica owns now, and continue their tasks and errands."""
+        claims = [self._claims[name] for name in taken]
         for claim in claims:
             listening = self._run_beside(claim.member.turns.feed.run(), "feed")
             await claim.running.enter_async_context(listening)
-        count = await self._recover(handed_over, [claim.member for claim in claims])
+        count = await self._recover(taken, [claim.member for claim in claims])
         if count:
             logger.warning("tasks taken up after a restart", count=count)
         for claim in claims:
@@ -335,20 +332,23 @@ class Ownership:
                 stopping = self._run_beside(stop_canceled(self._database, claim.member), "stop")
                 await claim.running.enter_async_context(stopping)
 
-    async def _recover(
-        self, handed_over: Mapping[str, bool] | None, members: Collection[Member]
-    ) -> int:
+    async def _recover(self, taken: Mapping[str, Cleanly], members: Collection[Member]) -> int:
         """Take up tasks, their readers, and errands; return how many tasks there were."""
-        if self._database.replica is None:  # a single process: all tasks, whatever runs them
-            handed_over = None
+        # A single process also ends the tasks of OpenCodes that are no longer in its settings.
+        all_tasks = self._database.replica is None
         while True:
             try:
                 tasks = await recover(
-                    self._database, self._writer, self._tasks, self._fleet, handed_over
+                    self._database,
+                    self._writer,
+                    self._tasks,
+                    self._fleet,
+                    taken,
+                    all_tasks=all_tasks,
                 )
                 logs = {task.log.no: task.log for task in self._tasks.all()}
                 for reader in self._readers:
-                    await reader.recover(logs, handed_over)
+                    await reader.recover(logs, None if all_tasks else taken)
                 await self._fleet.recover_errands(members)
                 return tasks
             except StoreUnavailableError:  # what was taken up before that is not taken up again
@@ -399,12 +399,12 @@ class Ownership:
 
         This replica stays their owner, to serve the webhooks of these tasks.
         """
-        handed_over = await self._database.write(replicas.lose, me, names)
-        if not handed_over:
+        taken = await self._database.write(replicas.lose, me, names)
+        if not taken:
             return  # another replica does it
         before = {row.name: row.state for row in self._database.census.upstreams}
-        if lost := [name for name in handed_over if before[name] != "lost"]:
+        if lost := [name for name in taken if before[name] != "lost"]:
             logger.error("OpenCodes are lost", upstreams=lost)
-        await self._recover(handed_over, ())
+        await self._recover(taken, ())
         await self._writer.commit()
-        self._database.census = self._database.census.after_taking(handed_over)
+        self._database.census = self._database.census.after_taking(taken)

@@ -5,7 +5,7 @@ position in each log is stored, so that it outlives the process. ``DurableReader
 service demands of it. For a client that is connected, see ``log.LogReader``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from sqlalchemy import ColumnElement
@@ -47,13 +47,13 @@ class DurableReader(Protocol):
     """
 
     async def recover(
-        self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
+        self, logs: Mapping[int, ReadableLog], upstreams: Collection[str] | None
     ) -> None:
-        """Continue from all stored positions, or from those in the tasks of some OpenCodes.
+        """Continue from the stored positions in the tasks of these OpenCodes; None means all tasks.
 
-        The service calls it when it starts, and when it has become the owner of OpenCodes, which
-        ``handed_over`` names (``recovery.recover``). ``logs`` are those of open tasks, by number;
-        the logs of ended tasks are in the store: a task may have ended while nobody followed it.
+        The service calls it when it starts, and when it has become the owner of OpenCodes.
+        ``logs`` are those of open tasks, by number; the logs of ended tasks are in the store: a
+        task may have ended while nobody followed it.
         A task without a stored position is not found. If the database goes away in between it is
         called again, and finds tasks that are followed already.
         """

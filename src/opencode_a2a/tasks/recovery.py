@@ -28,6 +28,7 @@ from opencode_a2a.store import callers, interrupts, replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, engine_of
 from opencode_a2a.store.interrupts import InterruptRow
+from opencode_a2a.store.replicas import Cleanly
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, load_task, ref_of, status_change
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
@@ -80,15 +81,16 @@ async def recover(
     writer: LogWriter,
     tasks: OpenTasks,
     fleet: Fleet,
-    handed_over: Mapping[str, bool] | None = None,
+    taken: Mapping[str, Cleanly],
+    *,
+    all_tasks: bool,
 ) -> int:
     """Take up the tasks that were open when the process that ran them ended; return how many.
 
-    After a restart of a single process these are all open tasks. A replica that takes OpenCodes
-    over takes up their tasks only: ``handed_over`` names them, and says of each whether its last
-    owner handed it over, with all that was shown stored.
+    They are the tasks of the OpenCodes that this process has ``taken``. A single process takes up
+    ``all_tasks``, and so ends those whose OpenCode is no longer in its settings.
     """
-    rows = await database.read(task_rows.load_open, list(OPEN), handed_over)
+    rows = await database.read(task_rows.load_open, list(OPEN), None if all_tasks else taken)
     running = {task.log.no for task in tasks.all()}
     for row in rows:
         if row.no in running:  # taken up by an earlier try, which the database cut short
@@ -103,8 +105,7 @@ async def recover(
         task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
         # Unless they were handed over, entries that were shown may be lost, and their numbers are
         # given to others: a reader that has such a number is given the task anew.
-        cleanly = handed_over is not None and handed_over[row.upstream]
-        new_epoch = [] if cleanly else [Recovered(RESTARTED)]
+        new_epoch = [] if taken.get(row.upstream) else [Recovered(RESTARTED)]
 
         # A restart: its OpenCode is no longer in the settings. A take-over: no replica lists it.
         if member is None:
