@@ -59,7 +59,7 @@ async def offered(**variables: str) -> AsyncGenerator[OpenCodeSide]:
     tool = PeerTool(load({}, given))
     async with (
         asyncio.timeout(60),
-        running(tool.server, lifespan="off") as url,
+        running(tool.server) as url,
         httpx2.AsyncClient(timeout=15, trust_env=False) as http,
     ):
         config: Any = tool.server.config(url)

@@ -246,7 +246,7 @@ async def test_a_handshake_that_stalls_is_ended(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, 200, b"", b"text/plain")
 
-    async with running(app, tls=tls, lifespan="off") as url:
+    async with running(app, tls=tls) as url:
         async with httpx2.AsyncClient(verify=authority.trusted(), trust_env=False) as http:
             assert (await http.get(url)).status_code == 200
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))

@@ -99,7 +99,7 @@ class LocalIssuer:
 @asynccontextmanager
 async def local_issuer() -> AsyncGenerator[LocalIssuer]:
     issuer = LocalIssuer()
-    async with running(issuer, lifespan="off", grace=0.1) as url:
+    async with running(issuer, grace=0.1) as url:
         issuer.url = url
         yield issuer
         issuer.freed.set()

@@ -96,6 +96,6 @@ ENDS = ("completed", "failed", "canceled", "rejected")
 @asynccontextmanager
 async def receiving() -> AsyncGenerator[Receiver]:
     receiver = Receiver()
-    async with running(receiver, lifespan="off") as url:
+    async with running(receiver) as url:
         receiver.url = f"{url}/hook"
         yield receiver

@@ -58,7 +58,7 @@ class RunningReplica:
         )
         self.service = _Service(settings)
         self.service.server = self._server = server(
-            self.service, "127.0.0.1", settings.a2a.port, self.service.streams, grace=5.0
+            self.service.entrance, "127.0.0.1", settings.a2a.port, self.service.streams, grace=5.0
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"replica {name}", daemon=True)
@@ -88,7 +88,8 @@ class RunningReplica:
 
     async def _serve(self) -> None:
         with socket.create_server(("127.0.0.1", self.settings.a2a.port)) as listener:
-            await self._server._serve([listener])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # no public way
+            async with self.service.running():
+                await self._server._serve([listener])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # no public way
 
     async def start(self) -> None:
         self._thread.start()

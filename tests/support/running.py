@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Literal
 
 from starlette.types import ASGIApp, Send
 
@@ -33,7 +32,6 @@ async def running(
     *,
     streams: Streams | None = None,
     grace: float = 5.0,
-    lifespan: Literal["on", "off"] = "on",
     tls: ServerTls | None = None,
 ) -> AsyncGenerator[str]:
     """Serve the app, and yield its URL; stop it as SIGTERM would.
@@ -41,7 +39,7 @@ async def running(
     Pass the streams of the app, so that they end with the server.
     """
     ended = Streams() if streams is None else streams
-    serving = server(app, "127.0.0.1", port, ended, grace=grace, lifespan=lifespan, tls=tls)
+    serving = server(app, "127.0.0.1", port, ended, grace=grace, tls=tls)
     with socket.create_server(("127.0.0.1", port)) as listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(_serve(serving, listener))

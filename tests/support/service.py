@@ -88,7 +88,8 @@ async def serving(
     app = Service(settings)
     sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
     async with (
-        running(app, port, streams=app.streams) as url,
+        app.running(),
+        running(app.entrance, port, streams=app.streams) as url,
         httpx2.AsyncClient(base_url=url, headers=sent, timeout=60, trust_env=False) as http,
     ):
         yield Running(url, http, app)

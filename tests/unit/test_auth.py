@@ -245,7 +245,7 @@ def test_a_service_without_credentials_is_refused() -> None:
 @pytest.mark.requirement("I9")
 async def test_garbage_on_the_wire_gets_an_answer_and_the_service_lives_on() -> None:
     app = Refusals(Authentication(whoami, (SERVICE,)))
-    async with running(app, lifespan="off") as url:
+    async with running(app) as url:
         async with raw(url) as connection:
             await connection.send(
                 b"GET / HTTP/1.1\r\nhost: x\r\nauthorization: B\xe9arer \xff\r\n\r\n"

@@ -217,7 +217,7 @@ async def test_no_body_is_of_no_kind() -> None:
 @pytest.mark.requirement("I9")
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     app = Refusals(BodyGuard(echo, LimitSettings(), seconds=0.05))
-    async with running(app, lifespan="off") as url, raw(url) as connection, asyncio.timeout(60):
+    async with running(app) as url, raw(url) as connection, asyncio.timeout(60):
         await connection.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         status, headers, body = await connection.answer()
         rest = await connection.reader.read()
@@ -240,7 +240,7 @@ async def test_a_sender_who_leaves_in_the_middle_reaches_nobody() -> None:
         await guard(scope, receive, send)
         left.set()
 
-    async with running(app, lifespan="off") as url, asyncio.timeout(60):
+    async with running(app) as url, asyncio.timeout(60):
         async with raw(url) as connection:
             await connection.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         await left.wait()
@@ -253,7 +253,7 @@ async def test_headers_that_do_not_come_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
-    async with running(echo, lifespan="off") as url, asyncio.timeout(60):
+    async with running(echo) as url, asyncio.timeout(60):
         async with raw(url) as started:
             await started.send(b"GET / HTTP/1.1\r\nhost: ")
             status, _, _ = await started.answer()
@@ -269,7 +269,7 @@ async def test_headers_that_do_not_come_are_not_waited_for(
 
 
 async def test_endless_headers_are_refused() -> None:
-    async with running(echo, lifespan="off") as url, raw(url) as connection, asyncio.timeout(60):
+    async with running(echo) as url, raw(url) as connection, asyncio.timeout(60):
         await connection.send(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 300_000)
         status, _, body = await connection.answer()
 
@@ -289,7 +289,7 @@ async def test_endless_headers_are_refused() -> None:
 )
 async def test_broken_http_is_a_bad_request(request_bytes: bytes) -> None:
     app = Refusals(BodyGuard(echo, LimitSettings()))
-    async with running(app, lifespan="off") as url, raw(url) as connection, asyncio.timeout(60):
+    async with running(app) as url, raw(url) as connection, asyncio.timeout(60):
         await connection.send(request_bytes)
         status, _, body = await connection.answer()
 

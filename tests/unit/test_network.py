@@ -149,7 +149,7 @@ async def names(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def test_a_vetted_name_is_called_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     point(monkeypatch, {"peer.test": ["127.0.0.1"]})
-    async with running(names, lifespan="off") as url:
+    async with running(names) as url:
         port = url.rpartition(":")[2]
         async with client(LOCAL) as http:
             answered = await http.get(f"http://peer.test:{port}/")
@@ -165,7 +165,7 @@ async def test_a_name_that_moves_to_a_private_address_is_not_followed(
     await vet("http://rebind.test/", Egress())
     asked["rebind.test"] = ["127.0.0.1"]
 
-    async with running(names, lifespan="off") as url:
+    async with running(names) as url:
         port = url.rpartition(":")[2]
         for name in ("rebind.test", "mixed.test"):
             async with client(Egress()) as http:
@@ -225,7 +225,7 @@ async def file_server(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_a_file_is_fetched_with_its_type() -> None:
-    async with running(file_server, lifespan="off") as url:
+    async with running(file_server) as url:
         plain, packed = await Fetcher(LIMITS, LOCAL)([f"{url}/plain", f"{url}/gzip"])
 
     assert plain == Fetched(b"x" * 1000, "image/png")
@@ -244,7 +244,7 @@ async def test_a_file_is_fetched_with_its_type() -> None:
 )
 async def test_a_file_that_keeps_to_no_limit_is_given_up(path: str, message: str) -> None:
     limits = LIMITS.model_copy(update={"fetch_files_timeout_seconds": 2 if path == "/slow" else 30})
-    async with running(file_server, lifespan="off") as url:
+    async with running(file_server) as url:
         plain, given_up = await Fetcher(limits, LOCAL)([f"{url}/plain", f"{url}{path}"])
 
     assert isinstance(plain, Fetched)
@@ -259,7 +259,7 @@ async def test_more_files_than_are_fetched_for_a_message_are_not_even_tried() ->
 
 async def test_the_files_of_a_message_have_one_size_together() -> None:
     limits = LIMITS.model_copy(update={"fetch_files_max_total_bytes": 2500})
-    async with running(file_server, lifespan="off") as url:
+    async with running(file_server) as url:
         files = await Fetcher(limits, LOCAL)([f"{url}/plain"] * 3)
 
     refused = [file for file in files if isinstance(file, FetchError)]
@@ -272,7 +272,7 @@ async def test_files_that_drip_hold_a_message_no_longer_than_one_would() -> None
         update={"fetch_files_max_count": 40, "fetch_files_timeout_seconds": 0.4}
     )
     loop = asyncio.get_running_loop()
-    async with running(file_server, lifespan="off") as url:
+    async with running(file_server) as url:
         began = loop.time()
         files = await Fetcher(limits, LOCAL)([f"{url}/slow"] * 40)
         took = loop.time() - began
@@ -296,7 +296,7 @@ async def test_few_files_of_a_message_are_fetched_at_once() -> None:
         open_now -= 1
         await answer(send, 200, b"x", b"text/plain")
 
-    async with running(counting, lifespan="off") as url:
+    async with running(counting) as url:
         files = await Fetcher(limits, LOCAL)([f"{url}/{number}" for number in range(12)])
 
     assert files == [Fetched(b"x", "text/plain")] * 12
@@ -325,7 +325,7 @@ except Exception as error:
 
 @pytest.mark.requirement("I8")
 async def test_sixty_files_of_9_megabytes_do_not_fill_the_memory() -> None:
-    async with running(file_server, lifespan="off") as url, asyncio.timeout(60):
+    async with running(file_server) as url, asyncio.timeout(60):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", MEMORY, url, stdout=asyncio.subprocess.PIPE
         )
@@ -338,7 +338,7 @@ async def test_sixty_files_of_9_megabytes_do_not_fill_the_memory() -> None:
 
 @pytest.mark.requirement("I11")
 async def test_files_come_from_public_addresses_only() -> None:
-    async with running(file_server, lifespan="off") as url:
+    async with running(file_server) as url:
         (file,) = await Fetcher(LIMITS)([f"{url}/plain"])
 
     assert isinstance(file, EgressError)

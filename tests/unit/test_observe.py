@@ -197,7 +197,7 @@ async def test_what_runs_when_the_time_to_stop_is_over_is_told_so() -> None:
         await hanging()
 
     async with httpx2.AsyncClient(trust_env=False) as http:
-        async with running(AccessLog(Refusals(endless)), grace=1, lifespan="off") as url:
+        async with running(AccessLog(Refusals(endless)), grace=1) as url:
             asked = asyncio.create_task(http.get(f"{url}/tasks/1"))
             await begun.wait()
         refused = await asked

@@ -76,7 +76,7 @@ async def test_frames_are_written_as_they_are_after_a_first_comment() -> None:
     for frame in (b"id: 1\ndata: a\n\n", b"id: 2\ndata: \xc3\xa4\n\n", None):
         source.queue.put_nowait(frame)
 
-    async with asyncio.timeout(60), running(stream_app(source.frames), lifespan="off") as url:
+    async with asyncio.timeout(60), running(stream_app(source.frames)) as url:
         headers, body = await read_all(url)
 
     assert body == PING + b"id: 1\ndata: a\n\nid: 2\ndata: \xc3\xa4\n\n"
@@ -90,7 +90,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
     source = Source()
     app = stream_app(source.frames, StreamSettings(keepalive_seconds=0.01))
 
-    async with asyncio.timeout(60), running(app, lifespan="off") as url, raw(url) as reader:
+    async with asyncio.timeout(60), running(app) as url, raw(url) as reader:
         await ask(reader)
         comments = [await chunk(reader) for _ in range(4)]
         source.queue.put_nowait(b"data: x\n\n")
@@ -158,7 +158,7 @@ async def test_a_comment_in_a_silence_wakes_no_task() -> None:
 
         await app(scope, receive, count)
 
-    async with asyncio.timeout(60), running(counted, lifespan="off") as url, raw(url) as reader:
+    async with asyncio.timeout(60), running(counted) as url, raw(url) as reader:
         await ask(reader)
         comments = [await chunk(reader) for _ in range(4)]
 
@@ -170,7 +170,7 @@ async def test_a_reader_who_leaves_ends_the_stream_at_once() -> None:
     source = Source()
     app = stream_app(source.frames, StreamSettings(keepalive_seconds=3600))
 
-    async with asyncio.timeout(60), running(app, lifespan="off") as url:
+    async with asyncio.timeout(60), running(app) as url:
         async with raw(url) as reader:
             await ask(reader)
             await chunk(reader)
@@ -190,7 +190,7 @@ async def test_a_reader_who_does_not_read_is_cut_off() -> None:
 
     app = stream_app(flood, StreamSettings(keepalive_seconds=0.05, max_bytes=0), send_seconds=0.2)
     # The server can stop only when the connection is really gone.
-    async with asyncio.timeout(60), running(app, lifespan="off") as url, raw(url) as reader:
+    async with asyncio.timeout(60), running(app) as url, raw(url) as reader:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
         await ask(reader, read=False)
         await closed.wait()
@@ -205,7 +205,7 @@ async def test_frames_that_are_written_at_once_are_in_order_with_the_others() ->
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await response(frames)(scope, receive, send)
 
-    async with asyncio.timeout(60), running(app, lifespan="off") as url:
+    async with asyncio.timeout(60), running(app) as url:
         _, body = await read_all(url)
 
     assert body == PING + b"data: 1\n\ndata: 2\n\ndata: 3\n\n"
@@ -224,7 +224,7 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
         limits = StreamSettings(max_bytes=0)
         await response(frames, limits, send_seconds=0.2)(scope, receive, send)
 
-    async with asyncio.timeout(60), running(app, lifespan="off") as url, raw(url) as reader:
+    async with asyncio.timeout(60), running(app) as url, raw(url) as reader:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
         await ask(reader, read=False)
         await refused.wait()
@@ -263,7 +263,7 @@ async def test_a_budget_ends_a_stream_with_a_word(limits: StreamSettings, ending
 
     async with (
         asyncio.timeout(60),
-        running(stream_app(source.frames, limits), lifespan="off") as url,
+        running(stream_app(source.frames, limits)) as url,
     ):
         _, body = await read_all(url)
 
@@ -277,7 +277,7 @@ async def test_a_defect_behind_the_stream_is_told_without_its_text() -> None:
     source.queue.put_nowait(b"data: a\n\n")
     source.queue.put_nowait(ValueError("a secret"))
 
-    async with asyncio.timeout(60), running(stream_app(source.frames), lifespan="off") as url:
+    async with asyncio.timeout(60), running(stream_app(source.frames)) as url:
         _, body = await read_all(url)
 
     assert body == PING + b"data: a\n\n" + farewell(Ending.FAILED)
@@ -305,7 +305,7 @@ class raw_after:  # noqa: N801 # used like a function
         await self._serving
 
     async def _serve(self) -> None:
-        async with running(self._app, streams=self._streams, lifespan="off") as url:
+        async with running(self._app, streams=self._streams) as url:
             self._url.set_result(url)
             await self._stop.wait()
 

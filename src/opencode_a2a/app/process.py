@@ -64,13 +64,12 @@ async def _serve(
 ) -> int:
     service, began = Service(settings, tls), time.monotonic()
     runner = server(
-        service,
+        service.entrance,
         settings.a2a.host,
         settings.a2a.port,
         service.streams,
         tls=tls,
         grace=settings.a2a.shutdown_grace_seconds,
-        lifespan="off",
     )
 
     async def announce() -> None:

@@ -1,4 +1,4 @@
-"""The service as an ASGI application: its parts, with the routes in front of them.
+"""The service: its parts, with the routes in front of them.
 
 To follow it from the settings on: ``process.serve`` makes a ``Service`` and runs it.
 ``Service.running`` starts everything in order, and stops it in the reverse order: ``parts`` does
@@ -12,12 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import structlog
-from starlette.applications import Starlette
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a.app.parts import OfferTools, start_parts
 from opencode_a2a.app.report import ServiceReport
@@ -25,7 +22,6 @@ from opencode_a2a.app.routes import protocol_routes
 from opencode_a2a.config import Settings
 from opencode_a2a.opencode.types import McpServer
 from opencode_a2a.peers.tool import SERVER, PeerTool
-from opencode_a2a.server.contracts import RESOURCE_PATH, metadata_url
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.engine import DatabaseError
@@ -33,7 +29,7 @@ from opencode_a2a.turns.fleet import Fleet
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.web.auth import accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
-from opencode_a2a.web.edge import RequestRates, edge
+from opencode_a2a.web.edge import Entrance, RequestRates, edge
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import listening_here
 from opencode_a2a.web.tls import ServerTls
@@ -45,7 +41,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Service:
-    """The service as an ASGI application; its parts exist while it is ``running``."""
+    """The service; its parts exist while it is ``running``, and ``entrance`` is what to serve."""
 
     def __init__(self, settings: Settings, tls: ServerTls | None = None) -> None:
         self.settings = settings
@@ -67,26 +63,9 @@ class Service:
 
             self.issuer = oidc.Issuer(settings.oidc, settings.auth.rights, settings.limits.budget)
         self._report: ServiceReport | None = None
-        self._app: ASGIApp | None = None
-        self._metadata_path = urlsplit(metadata_url(settings)).path
-        """A second path of the metadata for tokens, if the service is below a path."""
-        self._lifespan = Starlette(lifespan=lambda _: self.running())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._app is None:
-            await self._lifespan(scope, receive, send)
-            return
-        if scope["path"] == self._metadata_path:
-            scope["path"] = RESOURCE_PATH
-        # A proxy may have stripped the prefix or not.
-        if (prefix := self.settings.a2a.path_prefix) and scope["path"].startswith(prefix):
-            path: str = scope["path"].removeprefix(prefix)
-            if not path or path.startswith("/"):
-                scope["path"] = path or "/"
-        if self.tool is not None and scope["path"] == self.tool.server.path:
-            await self.tool.server(scope, receive, send)  # checks a credential of its own
-        else:
-            await self._app(scope, receive, send)
+        # The tool checks a credential of its own.
+        apart = {self.tool.server.path: self.tool.server} if self.tool else {}
+        self.entrance = Entrance(settings, apart)
 
     @property
     def token_file(self) -> Path:
@@ -155,7 +134,7 @@ class Service:
                 await run(requests.run(database), "rates")
             router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
             verify = issuer.verify if issuer else None
-            self._app = edge(router, settings, credentials, sign_ins, requests, verify)
+            self.entrance.app = edge(router, settings, credentials, sign_ins, requests, verify)
             yield
 
     @asynccontextmanager

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from urllib.parse import urlsplit
@@ -50,7 +50,14 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
-from opencode_a2a.server.contracts import DISCOVERY, HEALTH_PATH, METRICS_PATH, PROBES, metadata_url
+from opencode_a2a.server.contracts import (
+    DISCOVERY,
+    HEALTH_PATH,
+    METRICS_PATH,
+    PROBES,
+    RESOURCE_PATH,
+    metadata_url,
+)
 from opencode_a2a.server.http import OPERATION, refused
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
@@ -134,6 +141,31 @@ def edge(
     for layer in filter(None, reversed(layers)):
         app = layer(app)
     return app
+
+
+class Entrance:
+    """The application as it is served: finds the path that is meant, and passes the request on.
+
+    A proxy may have stripped the prefix of the service from the path or not. The metadata for
+    tokens has a second path if the service is below one.
+    """
+
+    def __init__(self, settings: Settings, apart: Mapping[str, ASGIApp]) -> None:
+        """``apart`` are the applications that are reached past all layers, by their paths."""
+        self._prefix = settings.a2a.path_prefix
+        self._metadata_path = urlsplit(metadata_url(settings)).path
+        self._apart = apart
+        self.app: ASGIApp = Response(status_code=503)
+        """The application inside its layers, once the service has started."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == self._metadata_path:
+            scope["path"] = RESOURCE_PATH
+        if self._prefix and scope["path"].startswith(self._prefix):
+            path: str = scope["path"].removeprefix(self._prefix)
+            if not path or path.startswith("/"):
+                scope["path"] = path or "/"
+        await self._apart.get(scope["path"], self.app)(scope, receive, send)
 
 
 class AccessLog:

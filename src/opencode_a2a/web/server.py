@@ -12,14 +12,12 @@ import gc
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Literal
 
 import orjson
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import STARTUP_FAILURE, Config
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from opencode_a2a.a2a.errors import rest_error
@@ -171,9 +169,6 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, as uvicorn does, but with a limit for the handshake of TLS."""
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
         config, loop = self.config, asyncio.get_running_loop()
 
         def connection() -> Connection:
@@ -213,7 +208,6 @@ def server(
     *,
     tls: ServerTls | None = None,
     grace: float = 10.0,
-    lifespan: Literal["auto", "on", "off"] = "on",
 ) -> Server:
     """Return a server for the application.
 
@@ -225,7 +219,7 @@ def server(
         port=port,
         http=Connection,
         ws="none",
-        lifespan=lifespan,
+        lifespan="off",  # the application runs before it is served
         log_config=None,
         access_log=False,
         server_header=False,
@@ -242,7 +236,7 @@ async def listening_here(app: ASGIApp) -> AsyncGenerator[str]:
     """Serve an application to this machine only, on a free port and without TLS; yield its URL."""
     (listener,) = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    runner = server(app, "127.0.0.1", port, Streams(), grace=1, lifespan="off")
+    runner = server(app, "127.0.0.1", port, Streams(), grace=1)
     running = asyncio.create_task(runner.serve([listener]))
     try:
         yield f"http://127.0.0.1:{port}"
