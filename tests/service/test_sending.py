@@ -7,7 +7,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import SessionId
-from opencode_a2a.store import links
+from opencode_a2a.store import tasks as task_rows
 from tests.support.answers import NOT_FOUND, PARAMS, UNSUPPORTED, RefusedError, Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
@@ -309,7 +309,7 @@ async def test_a_context_goes_on_in_a_new_session_when_the_database_is_back(
     """OpenCode has deleted the session, and the database is away when that is to be stored."""
     first = await caller.send("hello")
     opencode.delete(SessionId(first.session_id))
-    forget, away = links.forget, [True, True]
+    forget, away = task_rows.forget_session, [True, True]
 
     def forget_at_the_third_try(connection: Connection, session_id: SessionId) -> None:
         if away:
@@ -317,7 +317,7 @@ async def test_a_context_goes_on_in_a_new_session_when_the_database_is_back(
             raise StoreUnavailableError(operation="persisting")
         forget(connection, session_id)
 
-    monkeypatch.setattr(links, "forget", forget_at_the_third_try)
+    monkeypatch.setattr(task_rows, "forget_session", forget_at_the_third_try)
     second = await caller.send("hello", context=first.context_id)
 
     assert (second.state, away) == ("completed", [])

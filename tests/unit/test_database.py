@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from opencode_a2a.databases import KINDS
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
-from opencode_a2a.store import links
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, make_engine
 from opencode_a2a.store.engine import DatabaseError
@@ -151,27 +150,28 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
     def write(connection: sa.Connection) -> None:
         no = task_rows.add_task(connection, row)
         task_rows.add_message(connection, alice, message, no, b"d" * 32)
-        links.link(connection, alice, context, directory, session, MAIN, 1)
+        task_rows.link_session(connection, alice, context, directory, session, MAIN, 1)
 
     def read(connection: sa.Connection) -> tuple[SessionId | None, object]:
         assert task_rows.find_message(connection, alice, message, b"d" * 32)
-        found = links.linked(connection, alice, context, directory)
-        return found and found.session_id, links.linked(connection, alice, context, directory[:-1])
+        found = task_rows.linked_session(connection, alice, context, directory)
+        other = task_rows.linked_session(connection, alice, context, directory[:-1])
+        return found and found.session_id, other
 
     async with Database(stores.url(tmp_path)) as database:
         await database.write(write)
-        await database.write(links.own_places, alice, "main", [directory, "wrk_1"])
+        await database.write(task_rows.own_places, alice, "main", [directory, "wrk_1"])
 
         assert await database.read(read) == (session, None)
         asked, bob = [directory, "wrk_1", directory[:-1]], Principal("bob")
-        assert await database.read(links.visible_places, bob, asked) == [directory[:-1]]
+        assert await database.read(task_rows.visible_places, bob, asked) == [directory[:-1]]
         for place in (directory, "wrk_1"):
-            made = await database.read(links.upstream_of_place, place)
+            made = await database.read(task_rows.upstream_of_place, place)
             assert made == "main"
-        assert await database.read(links.upstream_of_place, "wrk_2") is None
-        assert await database.read(links.visible_places, alice, [directory]) == [directory]
-        await database.write(links.forget_places, [directory])
-        assert await database.read(links.visible_places, bob, [directory]) == [directory]
+        assert await database.read(task_rows.upstream_of_place, "wrk_2") is None
+        assert await database.read(task_rows.visible_places, alice, [directory]) == [directory]
+        await database.write(task_rows.forget_places, [directory])
+        assert await database.read(task_rows.visible_places, bob, [directory]) == [directory]
 
 
 @pytest.mark.both_databases(stores.OLDER)

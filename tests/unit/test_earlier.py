@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.ids import ContextId, Principal
-from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.authorship import Author, SourceChangedError, author_of, reading
 from opencode_a2a.store.database import Database
@@ -178,7 +177,7 @@ async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> Non
     async with Database(stores.url(tmp_path)) as database:
         row = await database.read(task_rows.load, "alice", "t")
         link = await database.read(
-            session_links.linked, Principal("alice"), ContextId("c"), "workspace:wrk_1"
+            task_rows.linked_session, Principal("alice"), ContextId("c"), "workspace:wrk_1"
         )
     assert row is not None
     task = load_task(row)

@@ -40,7 +40,6 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MAIN, ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
-from opencode_a2a.store import links as session_links
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.authorship import Author, SourceChangedError, author_of, columns_of, reading
@@ -162,18 +161,18 @@ def _import_all(
         else:
             report.left[reason] += 1
     for session_id, principal in owners:
-        if session_links.owner(target, session_id, now) is None:
-            session_links.own(target, principal, session_id, MAIN)
+        if task_rows.owner_of_session(target, session_id, now) is None:
+            task_rows.own_session(target, principal, session_id, MAIN)
             report.taken["session owners"] += 1
         else:
             report.left["session owners that are here already"] += 1
     for link in links:
-        if session_links.linked(target, link.principal, link.context_id, link.place):
+        if task_rows.linked_session(target, link.principal, link.context_id, link.place):
             report.left["context links that are here already"] += 1
-        elif session_links.owner(target, link.session_id, now) not in (None, link.principal):
+        elif task_rows.owner_of_session(target, link.session_id, now) not in (None, link.principal):
             report.left["context links to a session of somebody else"] += 1
         else:
-            session_links.link(target, *link, MAIN, now)
+            task_rows.link_session(target, *link, MAIN, now)
             report.taken["context links"] += 1
     if columns_of(source, "a2a_interrupt_requests"):
         waiting = "SELECT count(*) FROM a2a_interrupt_requests WHERE tombstone_expires_at IS NULL"
@@ -397,7 +396,7 @@ def copy_tables(target: Connection, file: Path) -> None:
                 found = [dict(row) for row in rows]
                 for column in {links.c.place, places.c.name} & set(table.c):
                     for row in found:
-                        row[column.name] = session_links.index_key(target, row[column.name])
+                        row[column.name] = task_rows.index_key(target, row[column.name])
                 target.execute(table.insert(), found)
             engine_of(target).continue_numbering(target, table)
     engine.dispose()

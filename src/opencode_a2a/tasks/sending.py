@@ -45,7 +45,6 @@ from opencode_a2a.messages import (
     TurnRequest,
 )
 from opencode_a2a.rights import UNLIMITED, Budget
-from opencode_a2a.store import links
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
@@ -474,7 +473,7 @@ class Sending:
         if command.context_id is None or routing.session_id is not None:
             return  # a new context, or one that goes where the session is
         place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
-        linked = links.linked(connection, principal, *place)
+        linked = task_rows.linked_session(connection, principal, *place)
         rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
         bound = [linked.upstream] if linked else []
         bound += [

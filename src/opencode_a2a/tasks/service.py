@@ -161,7 +161,7 @@ class TaskService:
         task = self.open.get(task_id)
         if task is not None:
             return task.log.ref.principal
-        found = await self._database.read(task_rows.owner, task_id)
+        found = await self._database.read(task_rows.owner_of_task, task_id)
         return None if found is None else Principal(found)
 
     async def page(self, principal: Principal | None, query: Query) -> Page:

@@ -28,7 +28,8 @@ from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.upstream import Upstream
-from opencode_a2a.store import interrupts, links
+from opencode_a2a.store import interrupts
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.replicas import Census
 from opencode_a2a.turns.errands import Errands
@@ -184,7 +185,7 @@ class Fleet:
         member = self._placements.get(place)
         # Another replica may have placed it elsewhere since.
         if member is None or self.census.has_others:
-            found = await self._database.read(links.linked, *place)
+            found = await self._database.read(task_rows.linked_session, *place)
             if found and found.upstream in self.census.elsewhere:
                 raise NotOwnerError(found.upstream)
             if found and self.keeps_contexts(found.upstream):
@@ -237,7 +238,7 @@ class Fleet:
         for member in self.members.values():
             if member.turns.sessions.knows(session_id):
                 return member
-        name = await self._database.read(links.upstream, session_id)
+        name = await self._database.read(task_rows.upstream_of_session, session_id)
         if name is not None and name in self.census.elsewhere:
             raise NotOwnerError(name)
         if name is not None and name in self.members:
@@ -270,7 +271,7 @@ class Fleet:
 
         Raise NotOwnerError if another replica owns it.
         """
-        found = await self._database.read(links.upstream_of_place, name)
+        found = await self._database.read(task_rows.upstream_of_place, name)
         if found is not None and found in self.census.elsewhere:
             raise NotOwnerError(found)
         return self.members[found].check_owned() if found in self.members else None

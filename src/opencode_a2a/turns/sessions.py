@@ -40,7 +40,7 @@ from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges, SessionDraft
 from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
-from opencode_a2a.store import links
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 
 SESSION_FIELD = "metadata.shared.session.id"
@@ -151,15 +151,17 @@ class Places:
         self._upstream = upstream
 
     async def own(self, principal: Principal, *names: str) -> None:
-        await self._database.write(links.own_places, principal, self._upstream, names)
+        await self._database.write(task_rows.own_places, principal, self._upstream, names)
 
     async def visible(self, principal: Principal, names: Iterable[str]) -> list[str]:
         """Return those that the caller may see: their own, and those that nobody made by method."""
         asked = [*names]
-        return await self._database.read(links.visible_places, principal, asked) if asked else []
+        return (
+            await self._database.read(task_rows.visible_places, principal, asked) if asked else []
+        )
 
     async def forget(self, *names: str) -> None:
-        await self._database.write(links.forget_places, names)
+        await self._database.write(task_rows.forget_places, names)
 
 
 class Sessions:
@@ -227,7 +229,9 @@ class Sessions:
             return set()
         # A link that was made a moment ago may not be stored yet.
         theirs = {s for s in session_ids if self._owners.get(s, principal) != principal}
-        return theirs | await self._database.read(links.strangers, principal, session_ids, now_ms())
+        return theirs | await self._database.read(
+            task_rows.sessions_of_others, principal, session_ids, now_ms()
+        )
 
     async def visible(self, principal: Principal, sessions: Sequence[Session]) -> list[Session]:
         """Return the sessions that a caller may know of and use."""
@@ -259,14 +263,14 @@ class Sessions:
         for session_id in await self._lineage(session.id):
             owner = self._owners.get(session_id)
             if owner is None:
-                owner = await self._database.read(links.owner, session_id, now_ms())
+                owner = await self._database.read(task_rows.owner_of_session, session_id, now_ms())
             if owner == principal:
                 return True
         return False
 
     async def own(self, principal: Principal, session: Session) -> None:
         """Store that a session which was created for a caller belongs to them."""
-        await self._database.write(links.own, principal, session.id, self._upstream)
+        await self._database.write(task_rows.own_session, principal, session.id, self._upstream)
         self._remember(session)
 
     async def _hold(self, principal: Principal, session_id: SessionId, ms: int | None) -> bool:
@@ -280,13 +284,13 @@ class Sessions:
         now = now_ms()
         until = None if ms is None else now + ms
         return await self._database.write(
-            links.claim, principal, lineage, self._upstream, now, until
+            task_rows.claim_sessions, principal, lineage, self._upstream, now, until
         )
 
     async def release(self, principal: Principal, session_id: SessionId) -> None:
         """Give up the claim on a session in which nothing was changed."""
         lineage = await self._lineage(session_id)
-        await self._database.write(links.release, principal, lineage)
+        await self._database.write(task_rows.release_sessions, principal, lineage)
 
     @asynccontextmanager
     async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
@@ -362,7 +366,7 @@ class Sessions:
         async with self._creating.setdefault(place, asyncio.Lock()):
             session_id, elsewhere = self._links.get(place), False
             if session_id is None and not fresh:
-                found = await self._database.read(links.linked, *place)
+                found = await self._database.read(task_rows.linked_session, *place)
                 elsewhere = found is not None and found.upstream != self._upstream
                 session_id = found.session_id if found and not elsewhere else None
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
@@ -414,7 +418,7 @@ class Sessions:
         """Let a context use a session from now on; return the write that stores it."""
         self._links[place] = session_id
         self._owners[session_id] = place[0]
-        return lambda connection: links.link(
+        return lambda connection: task_rows.link_session(
             connection, *place, session_id, self._upstream, now_ms()
         )
 
@@ -428,7 +432,7 @@ class Sessions:
         for place in [place for place, known in self._links.items() if known == session_id]:
             del self._links[place]
         write = self._database.write_until_stored if insist else self._database.write
-        await write(links.forget, session_id)
+        await write(task_rows.forget_session, session_id)
 
     def knows(self, session_id: SessionId) -> bool:
         """Whether OpenCode was seen to have a session, or its ancestor."""
