@@ -36,7 +36,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "opencode_a2a"
 PACKAGE = "opencode_a2a."
 DOWN, RESPONSE = "down to the prompt", "the response, beside it"
 EVENTS = "events of OpenCode, and the loop that waits for them"
-REQUEST, STARTED = "Service.__call__", "OpenTask.start"
+REQUEST, STARTED = "Entrance.__call__", "OpenTask.start"
 BRANCHES = {
     "_disconnect": RESPONSE,
     "LogReader.offer": RESPONSE,
