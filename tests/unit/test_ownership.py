@@ -180,7 +180,7 @@ async def _run(database: Database, statement: str) -> None:
     await database.write(lambda connection: connection.execute(sa.text(statement)))
 
 
-async def test_an_opencode_is_lost_however_long_its_owner_is_gone(tmp_path: Path) -> None:
+async def test_an_opencode_is_abandoned_however_long_its_owner_is_gone(tmp_path: Path) -> None:
     url = stores.url(tmp_path)
     async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
         await _own(first, "x")
@@ -194,8 +194,8 @@ async def test_an_opencode_is_lost_however_long_its_owner_is_gone(tmp_path: Path
         forgotten = await second.read(replicas.upstreams)
 
     assert [row.away_seconds for row in reached] == [None]
-    assert Census(2, (), kept).lost(86_400.0) == ["x"]
-    assert Census(2, (), forgotten).lost(86_400.0) == ["x"]
+    assert Census(2, (), kept).abandoned(86_400.0) == ["x"]
+    assert Census(2, (), forgotten).abandoned(86_400.0) == ["x"]
 
 
 async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Path) -> None:
@@ -224,17 +224,17 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
         async with asyncio.timeout(30):
             while not fleet.owned():
                 await second.check_writable()
-                await ownership.watch(me)
+                await ownership.look_and_act(me)
                 await asyncio.sleep(lease / 16)
         after_the_first = fleet.owned()
-        await ownership.watch(me)
+        await ownership.look_and_act(me)
         after_the_second = fleet.owned()
         beating.cancel()
 
     assert (after_the_first, after_the_second) == (["x"], ["x", "y"])
 
 
-async def test_the_tasks_of_a_lost_opencode_end_although_the_replica_that_loses_it_dies(
+async def test_the_tasks_of_an_abandoned_opencode_end_although_the_replica_that_ends_them_dies(
     tmp_path: Path,
 ) -> None:
     url, recovered = stores.url(tmp_path), set[str]()
@@ -247,20 +247,22 @@ async def test_the_tasks_of_a_lost_opencode_end_although_the_replica_that_loses_
         await _own(first, "x")
         await _run(second, LONG_GONE)
         # It is killed between this transaction and those that end the tasks.
-        lost = await second.write(lambda c: replicas.lose(c, second.replica or 0, ["x"]))
+        abandoned = await second.write(
+            lambda c: replicas.take_abandoned(c, second.replica or 0, ["x"])
+        )
         async with Database(url, Replica("c")) as third:
             ownership, _ = _ownership(third, Reader(), "y")
             await ownership.start()
             while_it_lives = set(recovered)
             await _run(third, LONG_GONE.replace("'a'", "'b'"))
-            await ownership.watch(third.replica or 0)
+            await ownership.look_and_act(third.replica or 0)
 
-    assert set(lost) == {"x"}
+    assert set(abandoned) == {"x"}
     assert while_it_lives == {"y"}
     assert recovered == {"x", "y"}
 
 
-async def test_webhooks_of_a_lost_opencode_are_served_until_it_is_listed_again(
+async def test_webhooks_of_an_abandoned_opencode_are_served_until_it_is_listed_again(
     tmp_path: Path,
 ) -> None:
     url, served = stores.url(tmp_path), set[str]()
@@ -277,25 +279,27 @@ async def test_webhooks_of_a_lost_opencode_are_served_until_it_is_listed_again(
     await _sql(url, LONG_GONE)
     async with Database(url, Replica("b")) as second:
         await _ownership(second, Reader(), "y")[0].start()
-        while_lost = set(served)
+        while_abandoned = set(served)
     served.clear()
     async with Database(url, Replica("b")) as second, Database(url, Replica("c")) as third:
-        loser, _ = _ownership(second, Reader(), "y")
-        await loser.start()
+        keeper, _ = _ownership(second, Reader(), "y")
+        await keeper.start()
         after_a_restart = set(served)
         finder, fleet = _ownership(third, Ignorant(), "x")
         await finder.start()
         at_first = fleet.owned()
-        await loser.watch(second.replica or 0)
+        await keeper.look_and_act(second.replica or 0)
         afterwards = set(served)
-        await finder.watch(third.replica or 0)
+        await finder.look_and_act(third.replica or 0)
         found = fleet.owned()
 
-    assert while_lost == after_a_restart == {"x", "y"}
+    assert while_abandoned == after_a_restart == {"x", "y"}
     assert (at_first, afterwards, found) == ([], {"y"}, ["x"])
 
 
-async def test_a_lost_opencode_is_forgotten_when_all_its_webhooks_are_done(tmp_path: Path) -> None:
+async def test_an_abandoned_opencode_is_forgotten_when_all_its_webhooks_are_done(
+    tmp_path: Path,
+) -> None:
     url, unread = stores.url(tmp_path), [webhooks.unread()]
     ref = TaskRef(TaskId("t"), ContextId("c"), Principal("p"), None, 0)
     task = TaskRow(ref.id, ref.principal, ref.context_id, "failed", 0, 0, b"{}", upstream="x")

@@ -156,7 +156,7 @@ class Database:
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
         self.census = Census()
-        """Which replicas there were, and what they owned, when ``Ownership.watch``
+        """Which replicas there were, and what they owned, when ``Ownership.look_and_act``
         (``tasks.ownership``), which sets this, last looked."""
         self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop with each text that a process sends, this one included. An empty

@@ -46,7 +46,7 @@ class UpstreamRow(NamedTuple):
     owner: int | None
     """The number of a replica, live or gone; None once it was handed over."""
     state: str
-    """``up``, ``away`` or ``lost``."""
+    """``up``, ``away`` or ``lost``; an abandoned one is ``lost`` too."""
     drain: bool
     directories: tuple[str, ...]
     """What it serves; empty: every directory."""
@@ -119,11 +119,11 @@ class Census:
         """Whether a live replica owns an OpenCode that it can reach."""
         return any(row.state == "up" and not row.free for row in self.upstreams)
 
-    def lost(self, seconds: float) -> list[str]:
+    def abandoned(self, seconds: float) -> list[str]:
         """Return the OpenCodes that no live replica lists, and that were away for so long.
 
-        One that was lost before is lost again if the replica that ended its tasks is gone, perhaps
-        before it was done: another one has to serve the webhooks.
+        One that was abandoned before is abandoned again if the replica that ended its tasks is
+        gone, perhaps before it was done: another one has to serve the webhooks.
         """
         return [
             row.name
@@ -212,7 +212,7 @@ _PUBLISH = sa.text(
     " changed = CASE state WHEN cast(:state AS text) THEN changed ELSE clock_timestamp() END"
     " WHERE owner = :me AND name = :name"
 )
-_LOSE = sa.text(
+_MARK_ABANDONED = sa.text(
     "UPDATE upstreams SET state = 'lost',"
     " changed = CASE state WHEN 'lost' THEN changed ELSE clock_timestamp() END"
     " WHERE name = ANY(:names)"
@@ -328,8 +328,8 @@ def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]
         connection.execute(_PUBLISH, {"me": me, "name": name, "state": state, "tasks": tasks})
 
 
-def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, Cleanly]:
+def take_abandoned(connection: Connection, me: int, names: Collection[str]) -> dict[str, Cleanly]:
     """Become the owner of OpenCodes that nobody lists, to end their tasks."""
     taken = become_owner(connection, me, names)
-    connection.execute(_LOSE, {"names": list(taken)})
+    connection.execute(_MARK_ABANDONED, {"names": list(taken)})
     return taken

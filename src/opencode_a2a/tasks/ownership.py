@@ -8,8 +8,8 @@ there is one process, which owns every OpenCode from start to end.
 The life of an ownership, at a replica that lists the OpenCode in its settings:
 
 1. The OpenCode is free: it is new, was handed over, or its owner is gone. ``start``, and later
-   ``run`` every eighth of a lease, look at the database (``watch``). An owner that has been silent
-   for a lease is declared gone.
+   ``run`` every eighth of a lease, look at the database (``look_and_act``). An owner that has been
+   silent for a lease is declared gone.
 2. This replica becomes its owner in one transaction (``_become_owner``), if the OpenCode belongs
    to its fair share or nobody else wants it.
 3. It begins to run the OpenCode (``_begin``): it listens to its events, and continues the open
@@ -20,8 +20,9 @@ The life of an ownership, at a replica that lists the OpenCode in its settings:
    has too few; ``hand_over`` leaves all of them when the service stops. Both store everything
    first, so nothing that was shown is lost. A replica that dies leaves them as they are.
 
-An OpenCode that no live replica lists is lost after a while: any replica becomes its owner, to end
-its tasks and to serve their webhooks (``_lose``).
+An OpenCode that no live replica lists is abandoned after a while: any replica becomes its owner, to
+end its tasks and to serve their webhooks (``_end_abandoned``). The table calls it ``lost``, as it
+does one that its owner cannot reach (``Member.lost``).
 """
 
 import asyncio
@@ -65,7 +66,7 @@ RunBeside = Callable[[Coroutine[None, None, None], str], AbstractAsyncContextMan
 
 
 @dataclass(eq=False, slots=True)
-class Claim:
+class MemberOwnership:
     """One OpenCode of this replica's settings: since when it is owned, or left to others.
 
     Times are those of the event loop's clock.
@@ -109,7 +110,7 @@ class Ownership:
         self._run_beside = run_beside
         self._lease = database.lease.seconds
         self._now = asyncio.get_running_loop().time
-        self._claims = {name: Claim(member) for name, member in fleet.members.items()}
+        self._ownerships = {name: MemberOwnership(member) for name, member in fleet.members.items()}
         self._wake = asyncio.Event()
 
     # The service starts, runs and stops
@@ -127,7 +128,7 @@ class Ownership:
             for one in self._fleet.members.values()
         ]
         await self._database.write(replicas.enroll, me, listed, list(OPEN))
-        await self.watch(me)
+        await self.look_and_act(me)
         self._database.notify("u")
 
     async def _check_names(self, me: int) -> None:
@@ -160,7 +161,7 @@ class Ownership:
             await wait(self._wake, self._lease / 8)
             self._wake.clear()
             with suppress(StoreUnavailableError):  # which has been logged
-                await self.watch(me)
+                await self.look_and_act(me)
 
     def _on_notification(self, text: str) -> None:
         if text in ("", "u"):
@@ -195,73 +196,73 @@ class Ownership:
 
     async def close(self) -> None:
         """Stop listening to the OpenCodes."""
-        for claim in self._claims.values():
-            await claim.running.aclose()
+        for ownership in self._ownerships.values():
+            await ownership.running.aclose()
 
     # A look at the database
 
-    async def watch(self, me: int) -> None:
+    async def look_and_act(self, me: int) -> None:
         """Look who lives and who owns what, and do what follows from that."""
-        before, census = self._database.census, await self._look(me)
-        self._database.census, this_replica = census, census.this_replica
-        if this_replica is None:
-            return  # it was declared gone; the next beat says so, and ends this process
-        metrics.REPLICAS.set(len(census.live))
-        await self._leave_to_new_owners(before, census)
-        await self._publish(me)
-        for claim in self._to_give_up(census, this_replica):
-            await self._give_up(me, claim)
-        if names := self._to_own(census, this_replica):
-            await self._become_owner(census, names)
-        if names := census.lost(self._fleet.lost_seconds):
-            await self._lose(me, names)
-
-    async def _look(self, me: int) -> Census:
-        """Read the replicas and OpenCodes, and declare gone who has been silent for a lease."""
+        before = self._database.census
         census = await self._database.read(
             lambda connection: Census(me, replicas.live(connection), replicas.upstreams(connection))
         )
+        this_replica = census.this_replica
+        if this_replica is None:
+            self._database.census = census
+            return  # it was declared gone; the next beat says so, and ends this process
+        self._database.census = census = census.without(await self._declare_gone(census))
+        metrics.REPLICAS.set(len(census.live))
+        await self._leave_to_new_owners(before, census)
+        await self._publish(me)
+        for ownership in self._to_give_up(census, this_replica):
+            await self._give_up(me, ownership)
+        if names := self._to_own(census, this_replica):
+            await self._become_owner(census, names)
+        if names := census.abandoned(self._fleet.lost_seconds):
+            await self._end_abandoned(me, names)
+
+    async def _declare_gone(self, census: Census) -> list[int]:
+        """Declare replicas gone that have been silent for a lease; return their numbers."""
         lease = self._lease
-        if census.this_replica is None:
-            return census
         silent = {one.no: one.name for one in census.others if one.silent_seconds > lease}
         # Their rows may be old only because nobody, or not this replica, could reach the database.
         # So their silence counts once this replica has reached it for a lease.
         if not silent or self._database.lease.steady_seconds < lease:
-            return census
+            return []
         gone = await self._database.write(replicas.declare_gone, [*silent], lease)
         if gone:
             logger.warning(
                 "replicas are silent and count as gone", replicas=[*map(silent.get, gone)]
             )
-        return census.without(gone)
+        return gone
 
     async def _publish(self, me: int) -> None:
         """Write down the state and the open tasks of the OpenCodes that this replica owns."""
         now, news = self._now(), dict[str, tuple[str, int]]()
-        for name, claim in self._claims.items():
-            member = claim.member
+        for name, ownership in self._ownerships.items():
+            member = ownership.member
             if not member.owned:
-                claim.published = None
+                ownership.published = None
                 continue
-            state = claim.published[0] if claim.published else "away"
+            state = ownership.published[0] if ownership.published else "away"
             if member.up or member.lost:
                 state = member.state
             elif member.away_since is not None and now - member.away_since >= AWAY_SECONDS:
                 state = "away"
-            if claim.published != (state, self._fleet.tasks[name]):
+            if ownership.published != (state, self._fleet.tasks[name]):
                 news[name] = state, self._fleet.tasks[name]
         if news:
             await self._database.write(replicas.publish, me, news)
         for name, published in news.items():
-            self._claims[name].published = published
+            self._ownerships[name].published = published
 
     async def _leave_to_new_owners(self, before: Census, census: Census) -> None:
         """Stop following the ended tasks of OpenCodes that another replica has taken since.
 
         While an OpenCode has no owner, any replica that a caller asks to may serve webhooks of its
-        ended tasks (``TaskService.check_owned``). Its owner serves all of them. One that this
-        replica owns because it was lost (``_lose``) is handed over once another replica lists it.
+        ended tasks (``TaskService.check_owned``). Its owner serves all of them. An abandoned one
+        that this replica owns is handed over once another replica lists it.
         """
         for name in (name for name in census.unlisted if census.listings[name]):
             for reader in self._readers:
@@ -280,12 +281,12 @@ class Ownership:
     def _to_own(self, census: Census, this_replica: ReplicaRow) -> list[str]:
         """Return the free OpenCodes of this replica's fair share, and those that nobody takes."""
         now, free = self._now(), {row.name for row in census.upstreams if row.free}
-        for name, claim in self._claims.items():
-            claim.free_since = (claim.free_since or now) if name in free else None
+        for name, ownership in self._ownerships.items():
+            ownership.free_since = (ownership.free_since or now) if name in free else None
         ready = [
             name
-            for name, claim in self._claims.items()
-            if name in free and (census.listings[name] < 2 or claim.avoided_until <= now)
+            for name, ownership in self._ownerships.items()
+            if name in free and (census.listings[name] < 2 or ownership.avoided_until <= now)
         ]
         # What nobody else can run comes first.
         ready.sort(key=lambda name: (census.listings[name], name))
@@ -293,7 +294,7 @@ class Ownership:
         untaken = [
             name
             for name in ready
-            if now - (self._claims[name].free_since or now) >= self._lease / 2
+            if now - (self._ownerships[name].free_since or now) >= self._lease / 2
         ]
         return [*dict.fromkeys([*share, *untaken])]
 
@@ -313,24 +314,24 @@ class Ownership:
             if away := before[name].away_seconds:
                 # Its earlier owners could not reach it either; but this one has to try.
                 longest = self._fleet.lost_seconds - 2 * UNREACHED_SECONDS
-                self._claims[name].member.away_since = self._now() - max(0.0, min(away, longest))
+                self._fleet.members[name].away_since = self._now() - max(0.0, min(away, longest))
         self._database.notify("u")
 
     async def _begin(self, taken: Mapping[str, Cleanly]) -> None:
         """Listen to OpenCodes that this replica owns now, and continue their tasks and errands."""
-        claims = [self._claims[name] for name in taken]
-        for claim in claims:
-            listening = self._run_beside(claim.member.turns.feed.run(), "feed")
-            await claim.running.enter_async_context(listening)
-        count = await self._recover(taken, [claim.member for claim in claims])
+        ownerships = [self._ownerships[name] for name in taken]
+        for ownership in ownerships:
+            listening = self._run_beside(ownership.member.turns.feed.run(), "feed")
+            await ownership.running.enter_async_context(listening)
+        count = await self._recover(taken, [ownership.member for ownership in ownerships])
         if count:
             logger.warning("tasks taken up after a restart", count=count)
-        for claim in claims:
-            claim.owned_since = self._now()
-            claim.member.owned = True
+        for ownership in ownerships:
+            ownership.owned_since = self._now()
+            ownership.member.owned = True
             if self._database.replica is not None:
-                stopping = self._run_beside(stop_canceled(self._database, claim.member), "stop")
-                await claim.running.enter_async_context(stopping)
+                stopping = self._run_beside(stop_canceled(self._database, ownership.member), "stop")
+                await ownership.running.enter_async_context(stopping)
 
     async def _recover(self, taken: Mapping[str, Cleanly], members: Collection[Member]) -> int:
         """Take up tasks, their readers, and errands; return how many tasks there were."""
@@ -356,55 +357,55 @@ class Ownership:
 
     # Giving up
 
-    def _to_give_up(self, census: Census, this_replica: ReplicaRow) -> list[Claim]:
+    def _to_give_up(self, census: Census, this_replica: ReplicaRow) -> list[MemberOwnership]:
         """Return the OpenCodes that another replica may reach, or that it should run instead."""
-        unwanted, now = list[Claim](), self._now()
+        unwanted, now = list[MemberOwnership](), self._now()
         too_many = census.spare(this_replica) < 0
-        for name, claim in self._claims.items():
-            member, rivals = claim.member, [one for one in census.others if name in one.lists]
+        for name, ownership in self._ownerships.items():
+            member, rivals = ownership.member, [one for one in census.others if name in one.lists]
             if not (member.owned and rivals):
                 continue
             if member.up:
-                claim.avoided_until = claim.avoided_seconds = 0.0
+                ownership.avoided_until = ownership.avoided_seconds = 0.0
             elif member.away_since is not None:
-                tried_since = max(member.away_since, claim.owned_since)
+                tried_since = max(member.away_since, ownership.owned_since)
                 if not member.lost and now - tried_since >= UNREACHED_SECONDS:
-                    claim.avoid(now)
-                    unwanted.append(claim)
+                    ownership.avoid(now)
+                    unwanted.append(ownership)
                 continue
             # One at a time, and only an idle one: its new owner counts it in the next look.
             idle = not self._fleet.tasks[name] and not member.errands.any()
             if unwanted or not idle or not too_many:
                 continue
             if any(census.spare(rival) > 0 for rival in rivals):
-                unwanted.append(claim)
+                unwanted.append(ownership)
         return unwanted
 
-    async def _give_up(self, me: int, claim: Claim) -> None:
+    async def _give_up(self, me: int, ownership: MemberOwnership) -> None:
         """Leave an OpenCode to another replica, with everything stored and nothing running here."""
-        member = claim.member
+        member = ownership.member
         logger.warning("OpenCode is left to another replica", upstream=member.name)
         member.owned = False
         await member.errands.close()
         await self._tasks.give_up(member)
         for reader in self._readers:
             await reader.give_up(member.name)
-        await claim.running.aclose()
+        await ownership.running.aclose()
         member.renew()
         await self._database.write_until_stored(replicas.hand_over, me, [member.name])
         self._database.notify("u")
 
-    async def _lose(self, me: int, names: Sequence[str]) -> None:
+    async def _end_abandoned(self, me: int, names: Sequence[str]) -> None:
         """Fail the tasks of OpenCodes that no live replica lists any more.
 
         This replica stays their owner, to serve the webhooks of these tasks.
         """
-        taken = await self._database.write(replicas.lose, me, names)
+        taken = await self._database.write(replicas.take_abandoned, me, names)
         if not taken:
             return  # another replica does it
         before = {row.name: row.state for row in self._database.census.upstreams}
-        if lost := [name for name in taken if before[name] != "lost"]:
-            logger.error("OpenCodes are lost", upstreams=lost)
+        if abandoned := [name for name in taken if before[name] != "lost"]:
+            logger.error("OpenCodes are abandoned: no replica lists them", upstreams=abandoned)
         await self._recover(taken, ())
         await self._writer.commit()
         self._database.census = self._database.census.after_taking(taken)

@@ -51,7 +51,8 @@ PROBE_SECONDS = 3.0
 class NotOwnerError(Exception):
     """A call is about an OpenCode that this replica does not own.
 
-    ``OwnerCall`` (``tasks.mailbox``) catches it and forwards the call to the owner.
+    ``TaskService`` and ``Dispatcher`` catch it, and have the owner run the call
+    (``OwnerCall.ask`` in ``tasks.mailbox``).
     """
 
     def __init__(self, upstream: str) -> None:
@@ -142,7 +143,7 @@ class Fleet:
         return len(self.members) == 1 and elsewhere.keys() <= self.members.keys()
 
     def owned(self) -> list[str]:
-        """Return the names of the OpenCodes that this replica owns, with those that are lost."""
+        """Return the names of the OpenCodes that this replica owns, with abandoned ones."""
         members = [member.name for member in self.members.values() if member.owned]
         return members + self.census.unlisted
 
