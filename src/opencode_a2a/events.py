@@ -11,12 +11,29 @@ under the old name (``_LOADERS`` in ``tasks.state``).
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Self, assert_never
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, assert_never
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 JsonObject = dict[str, Json]
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_DataclassT = TypeVar("_DataclassT", bound=_Dataclass)
+
+
+def load_known(kind: type[_DataclassT], fields: dict[str, Any]) -> _DataclassT:
+    """Build a dataclass from its stored fields, without those that only a later version has.
+
+    During an upgrade, processes of the version before read what the new version stores. If they
+    must not ignore a new field, the new version has to raise ``store.schema.OLDEST``.
+    """
+    known = kind.__dataclass_fields__
+    return kind(**{name: value for name, value in fields.items() if name in known})
 
 
 class Channel(StrEnum):
@@ -222,13 +239,11 @@ class Interrupted:
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
         """Build an interrupt from the JSON object that it was stored as."""
-        questions = [
-            Question(
-                options=[QuestionOption(**option) for option in question.pop("options")], **question
-            )
-            for question in fields.pop("questions")
-        ]
-        return cls(questions=questions, **fields)
+        questions: list[Question] = []
+        for question in fields["questions"]:
+            options = [load_known(QuestionOption, option) for option in question["options"]]
+            questions.append(load_known(Question, {**question, "options": options}))
+        return load_known(cls, {**fields, "questions": questions})
 
 
 Resolution = Literal["once", "always", "rejected", "replied", "approved", "expired", "void"]

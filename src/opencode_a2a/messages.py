@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.events import Json, JsonObject, load_known
 from opencode_a2a.ids import ALPHABET, MessageId, ModelRef
 from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.validation import FREE, FREE_OBJECT
@@ -64,8 +64,8 @@ class Message:
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Message":
         """Build a message from the JSON object that it was stored as."""
-        parts: list[Part] = [Part(**part) for part in fields.pop("parts")]
-        return cls(parts=parts, **fields)
+        parts = [load_known(Part, part) for part in fields["parts"]]
+        return load_known(cls, {**fields, "parts": parts})
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,43 @@ async def test_a_database_of_the_first_schema_is_upgraded(
     assert len(opencode.prompts) == 1
 
 
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I6")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE tasks SET request = CAST('{}' AS BLOB) WHERE id = ?",
+        "UPDATE interrupts SET asked = CAST('{}' AS BLOB) WHERE task_id = ?",
+        "UPDATE entries SET data = CAST('x' AS BLOB) WHERE task_no ="
+        " (SELECT no FROM tasks WHERE id = ?)",
+    ],
+    ids=["request", "interrupt", "log"],
+)
+async def test_a_task_that_cannot_be_read_ends_and_the_others_go_on(
+    opencode: FakeOpenCode, tmp_path: Path, damage: str
+) -> None:
+    opencode.play("permission-once")
+    async with started(opencode, tmp_path, **STORED) as service:
+        unreadable, other = [await Caller(service).send("run it") for _ in range(2)]
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
+        assert connection.execute(damage, (unreadable.id,)).rowcount
+
+    with capture_logs() as records:
+        async with started(opencode, tmp_path, **STORED) as service:
+            caller = Caller(service)
+            lost = await caller.ended(unreadable.id)
+            answered = await caller.send("yes", task=other.id)
+    opencode.leave()
+
+    assert (lost.state, lost.error_type) == ("failed", "REQUEST_LOST")
+    assert answered.state == "completed"
+    assert [one["task_id"] for one in records if one["event"] == "a task cannot be read"] == [
+        unreadable.id
+    ]
+    async with started(opencode, tmp_path, **STORED) as service:  # it has ended for good
+        assert (await Caller(service).get(unreadable.id)).raw == lost.raw
+
+
 @pytest.mark.requirement("I9")
 async def test_a_locked_database_holds_nobody_for_long(
     opencode: FakeOpenCode, tmp_path: Path

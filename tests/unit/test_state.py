@@ -13,19 +13,27 @@ from opencode_a2a.events import (
     Channel,
     ChannelClosed,
     DiffChanged,
+    Failure,
     FileChange,
     Finished,
     Interrupted,
+    Json,
     Outcome,
+    Progressed,
+    Question,
+    QuestionOption,
     ResultGiven,
     Resumed,
     Started,
     TextGrew,
     ToolChanged,
     TurnEvent,
+    Usage,
+    UsageCounted,
 )
-from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.messages import Answered, Message, Part
+from opencode_a2a.ids import ContextId, MessageId, ModelRef, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, Routing, TurnRequest
+from opencode_a2a.rights import Rights
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import load_task, resumable
 from opencode_a2a.tasks.state import (
@@ -35,6 +43,7 @@ from opencode_a2a.tasks.state import (
     Recovered,
     ShownAs,
     State,
+    Status,
     TaskRef,
     TaskState,
     TerminalError,
@@ -42,10 +51,12 @@ from opencode_a2a.tasks.state import (
     dump_archive,
     dump_entries,
     load_entries,
+    load_request,
     load_state,
     load_status,
     shown_as,
 )
+from opencode_a2a.turns.answers import Answer, PermissionReply
 from tests.support.events import ANY_EVENT, FINISHED, UNFINISHED
 
 REF = TaskRef(TaskId("t"), ContextId("c"), Principal("p"), created_at=1)
@@ -206,6 +217,86 @@ def test_an_archive_of_an_earlier_version_is_read() -> None:
     loaded = load_state(REF, orjson.dumps(state.status), orjson.dumps(archive))
 
     assert loaded.artifacts == {"tool:p1": tool, "diff": diff, "result": result}
+
+
+MESSAGE = Message("m", "user", [Part("text", text="go on")])
+REQUEST = TurnRequest(
+    (PromptPart("hello"),),
+    Routing(model=ModelRef("p", "m"), rights=Rights("ask"), plan=True),
+    rights=Rights("deny", waits=False),
+)
+QUESTION = Interrupted(
+    RequestId("que_1"),
+    "question",
+    SessionId("ses_1"),
+    questions=[Question("Which?", options=[QuestionOption("this")])],
+)
+STATUS = Status(
+    State.INPUT_REQUIRED,
+    7,
+    pending=(QUESTION,),
+    failure=Failure("X", "failed"),
+    usage=UsageCounted(Usage(input=1), Usage(output=2)),
+    queued=Progressed("queue", "waiting"),
+)
+
+
+def of_a_later_version(value: object) -> bytes:
+    """Return a value as it is stored by a version in which each class has one more field."""
+
+    def extend(value: Json) -> Json:
+        match value:
+            case {**fields} if fields:  # an empty one is free-form JSON
+                extended: dict[str, Json] = {name: extend(one) for name, one in fields.items()}
+                return extended | {"later": 1}
+            case list():
+                return [extend(one) for one in value]
+            case _:
+                return value
+
+    return orjson.dumps(extend(orjson.loads(orjson.dumps(value))))
+
+
+def test_a_request_and_a_status_of_a_later_version_are_read() -> None:
+    assert load_request(of_a_later_version(REQUEST)) == REQUEST
+    assert load_status(of_a_later_version(STATUS)) == STATUS
+
+
+def test_an_interrupt_and_its_answer_of_a_later_version_are_read() -> None:
+    answer = Answer(PermissionReply("once", scope="task"), "p", MESSAGE)
+
+    assert Interrupted.load(orjson.loads(of_a_later_version(QUESTION))) == QUESTION
+    assert Answer.load(of_a_later_version(orjson.loads(answer.dump()))) == answer
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Added(MESSAGE, REQUEST),
+        QUESTION,
+        STATUS.usage,
+        DiffChanged([FileChange("a", "added")], "+a"),
+        Finished(Outcome.FAILED, failure=STATUS.failure),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_an_event_of_a_later_version_is_read_with_the_values_in_it(event: LogEvent) -> None:
+    stored = of_a_later_version(orjson.loads(dump_entries([Entry(1, 7, event)])))
+
+    assert load_entries(stored) == [(7, event)]
+
+
+def test_an_archive_of_a_later_version_is_read() -> None:
+    state = TaskState(REF)
+    for event in (Answered(MESSAGE), Resumed(RequestId("per_1"), "permission", "once")):
+        state.apply(event, 5)
+    archive = orjson.loads(dump_archive(state))
+    for name in ("history", "settled"):
+        archive[name] = orjson.loads(of_a_later_version(archive[name]))
+
+    loaded = load_state(REF, of_a_later_version(STATUS), orjson.dumps(archive))
+
+    assert (loaded.history, loaded.settled) == (state.history, state.settled)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
-from opencode_a2a.events import Resolution
+from opencode_a2a.events import AskedType, Resolution
 from opencode_a2a.ids import Principal
 from opencode_a2a.store.schema import interrupts, owners, tasks
 
@@ -19,7 +19,7 @@ class InterruptRow:
     """Empty for work that was begun by method, without a task."""
     context_id: str
     principal: str
-    type: str
+    type: AskedType
     asked: bytes
     expires_at: int
     resolution: Resolution | None = None

@@ -6,6 +6,7 @@ from another replica; ``docs/architecture.md`` follows a restart step by step.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -38,6 +39,7 @@ from opencode_a2a.tasks.state import (
     TERMINAL,
     Accepted,
     Recovered,
+    State,
     TaskState,
     Unknown,
     dump_entries,
@@ -95,11 +97,22 @@ async def recover(
     for row in rows:
         if row.no in running:  # taken up by an earlier try, which the database cut short
             continue
-        state, unlogged_events, logged_turn = await _replay(
-            database, row, fleet.first.turns.interrupts
-        )
-        request = load_request(row.request) if row.request is not None else None
+        # A task whose OpenCode is not in the settings is counted with the first until it is ended.
         member = fleet.members.get(row.upstream)
+        try:
+            state, unlogged_events, logged_turn = await _replay(
+                database, row, fleet.first.turns.interrupts
+            )
+            request = load_request(row.request) if row.request is not None else None
+        except StoreUnavailableError:
+            raise
+        except Exception:  # one task that cannot be read must not end the service
+            logger.exception("a task cannot be read", task_id=row.id)
+            log = TaskLog(row.no, await _after_unreadable(database, row), writer, database)
+            task = tasks.adopt(log, member or fleet.first, ANYWHERE)
+            await task.log.append([Recovered(RESTARTED)])
+            await task.end(Finished(Outcome.FAILED, failure=LOST))
+            continue
         log = TaskLog(row.no, state, writer, database)
         log.seen.recover()
         task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
@@ -160,6 +173,16 @@ async def _replay(
     return replay.state, missing, LoggedTurn(emitted, added, stored)
 
 
+async def _after_unreadable(database: Database, row: TaskRow) -> TaskState:
+    """Return a task that cannot be read, so that entries can follow those that it has."""
+    state = TaskState(ref_of(row))
+    state.status = replace(state.status, state=State(row.state), at=row.updated_at)
+    while segments := await database.read(task_rows.load_segments, row.no, state.seq + 1):
+        state.seq = segments[-1].last_seq
+    state.generation = state.seq  # never above it
+    return state
+
+
 async def end_unowned(database: Database, row: TaskRow) -> bool:
     """Cancel a task unless a live replica runs its OpenCode; return whether it has ended now.
 
@@ -212,8 +235,13 @@ async def stop_canceled(database: Database, member: Member) -> None:
     )
     for row in rows:
         await member.turns.feed.up.wait()
-        session_id, opencode = load_task(row).status.session_id, member.turns.opencode
-        prompt = None if row.request is None else load_request(row.request).user_message_id
+        opencode = member.turns.opencode
+        try:
+            session_id = load_task(row).status.session_id
+            prompt = None if row.request is None else load_request(row.request).user_message_id
+        except Exception:  # as in ``recover``
+            logger.exception("a task cannot be read", task_id=row.id)
+            session_id = prompt = None
         if session_id is not None and prompt is not None:
             lock = member.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
             try:

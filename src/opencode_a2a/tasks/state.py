@@ -39,6 +39,7 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
     fold_text,
+    load_known,
 )
 from opencode_a2a.ids import ContextId, ModelRef, Principal, SessionId, TaskId
 from opencode_a2a.messages import Added, Answered, Message, PromptPart, Routing, TurnRequest
@@ -388,28 +389,24 @@ class TaskState:
 _Fields = dict[str, Any]
 
 
-def known_fields(kind: type[Any], sent: _Fields) -> _Fields:
-    """Return those fields that this version of a dataclass has; a later one may have sent more."""
-    return {name: sent[name] for name in sent if name in kind.__dataclass_fields__}
-
-
 def _failure(fields: _Fields | None) -> Failure | None:
-    return Failure(**fields) if fields else None
+    return load_known(Failure, fields) if fields else None
 
 
 def _usage(fields: _Fields) -> UsageCounted:
-    own, children = fields.pop("own"), fields.pop("children")
-    return UsageCounted(Usage(**own), Usage(**children) if children else None, **fields)
+    children = load_known(Usage, fields["children"]) if fields["children"] else None
+    own = load_known(Usage, fields["own"])
+    return load_known(UsageCounted, {**fields, "own": own, "children": children})
 
 
 def _finished(fields: _Fields) -> Finished:
-    failure, outcome = _failure(fields.pop("failure")), Outcome(fields.pop("outcome"))
-    return Finished(outcome, failure=failure, **fields)
+    failure, outcome = _failure(fields["failure"]), Outcome(fields["outcome"])
+    return load_known(Finished, {**fields, "failure": failure, "outcome": outcome})
 
 
 def _diff(fields: _Fields) -> DiffChanged:
-    files = [FileChange(**file) for file in fields.pop("files")]
-    return DiffChanged(files, **fields)
+    files = [load_known(FileChange, file) for file in fields["files"]]
+    return load_known(DiffChanged, {**fields, "files": files})
 
 
 def _replaced(fields: _Fields) -> ChannelReplaced:
@@ -419,12 +416,13 @@ def _replaced(fields: _Fields) -> ChannelReplaced:
 
 def _request(fields: _Fields) -> TurnRequest:
     routing: _Fields = fields["routing"]
-    model, asked = routing.pop("model"), routing.pop("rights", {})
+    model = load_known(ModelRef, routing["model"]) if routing["model"] else None
+    asked = load_known(Rights, routing.get("rights", {}))
     return TurnRequest(
-        tuple(PromptPart(**part) for part in fields["prompt"]),
-        Routing(model=ModelRef(**model) if model else None, rights=Rights(**asked), **routing),
+        tuple(load_known(PromptPart, part) for part in fields["prompt"]),
+        load_known(Routing, {**routing, "model": model, "rights": asked}),
         fields["user_message_id"],
-        Rights(**fields.get("rights", {})),
+        load_known(Rights, fields.get("rights", {})),
         fields.get("delivery"),  # 2.0.0 wrote no delivery, but a session, which is not needed
     )
 
@@ -466,24 +464,24 @@ def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
 def _load_later(name: str, fields: _Fields) -> LogEvent:
     """Read an event without the fields that only a later version knows; ``Unknown`` if it fails."""
     try:
-        return _LOADERS[name](known_fields(_KINDS[name], fields) if name in _KINDS else fields)
+        known = _KINDS[name].__dataclass_fields__ if name in _KINDS else fields
+        return _LOADERS[name]({field: fields[field] for field in fields if field in known})
     except (KeyError, TypeError, ValueError):
         return Unknown(name)
 
 
 def load_status(data: bytes) -> Status:
     """Read a status as ``orjson`` wrote it."""
-    fields = known_fields(Status, orjson.loads(data))
-    failure, usage = fields.pop("failure"), fields.pop("usage")
-    queued = fields.pop("queued", None)  # 2.0.0 did not write it
-    return Status(
-        state=State(fields.pop("state")),
-        pending=tuple(Interrupted.load(one) for one in fields.pop("pending")),
-        failure=_failure(failure),
-        usage=_usage(usage) if usage else None,
-        queued=Progressed(**queued) if queued else None,
-        **fields,
-    )
+    fields: _Fields = orjson.loads(data)
+    queued = fields.get("queued")  # 2.0.0 did not write it
+    values = {
+        "state": State(fields["state"]),
+        "pending": tuple(Interrupted.load(one) for one in fields["pending"]),
+        "failure": _failure(fields["failure"]),
+        "usage": _usage(fields["usage"]) if fields["usage"] else None,
+        "queued": load_known(Progressed, queued) if queued else None,
+    }
+    return load_known(Status, fields | values)
 
 
 def dump_archive(state: TaskState) -> bytes:
@@ -532,7 +530,7 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
         event = _load_later(name, one)
         if isinstance(event, ArtifactChanged):
             state.artifacts[event.artifact] = event
-    state.settled = {one["request_id"]: Resumed(**one) for one in fields["settled"]}
+    state.settled = {one["request_id"]: load_known(Resumed, one) for one in fields["settled"]}
     return state
 
 

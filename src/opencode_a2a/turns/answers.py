@@ -16,7 +16,7 @@ from opencode_a2a.errors import (
     InterruptTypeMismatchError,
     InvalidParamsError,
 )
-from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution
+from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution, load_known
 from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Message
 from opencode_a2a.rights import FULL, QUESTION, Rights
@@ -78,7 +78,7 @@ class Answer:
     def load(cls, data: bytes) -> "Answer":
         """Read what ``dump`` wrote."""
         kind, reply, by, message = orjson.loads(data)
-        return cls(_KINDS[kind](**reply), by, message and Message.load(message))
+        return cls(load_known(_KINDS[kind], reply), by, message and Message.load(message))
 
 
 def check_allowed(

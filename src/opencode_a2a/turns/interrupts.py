@@ -78,6 +78,7 @@ from opencode_a2a.events import (
     Resumed,
     ToolChanged,
     TurnEvent,
+    load_known,
 )
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
@@ -416,7 +417,7 @@ class SharedInterrupts:
         owners: dict[str, Owner] = {}
         for row in await self._database.read(interrupt_rows.left):
             # An earlier version did not store the rights; the deployment may allow less now.
-            rights = Rights(**orjson.loads(row.rights)) if row.rights else NARROWEST
+            rights = load_known(Rights, orjson.loads(row.rights)) if row.rights else NARROWEST
             context_id, principal = ContextId(row.context_id), Principal(row.principal)
             owner = Owner(None, context_id, principal, rights & self._rights)
             owners.setdefault(row.context_id, owner)
@@ -454,7 +455,10 @@ def record_settled(owner: Owner, asked: Interrupted, resumed: Resumed) -> None:
 def record_void(owner: Owner, rows: Iterable[InterruptRow]) -> None:
     """Record in the audit log that interrupts ended with their task."""
     for row in rows:
-        asked = Interrupted.load(orjson.loads(row.asked))
+        try:
+            asked = Interrupted.load(orjson.loads(row.asked))
+        except (KeyError, TypeError, ValueError):  # its task ends because it cannot be read
+            asked = Interrupted(RequestId(row.request_id), row.type, SessionId("unknown"))
         record_settled(owner, asked, Resumed(asked.request_id, asked.type, "void"))
 
 
