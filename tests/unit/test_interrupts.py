@@ -51,7 +51,7 @@ def settle(
     busy: bool = True,
 ) -> Settlement:
     asker = cast(WorkInterrupts, None)
-    interrupt = Interrupt(ASKED, asker, stage, answer=answer, implied=implied)
+    interrupt = Interrupt(ASKED, asker, stage, given=answer, implied=implied)
     return settlement(interrupt, ended(heard), ran=ran, ending=ending, busy=busy)
 
 
@@ -246,4 +246,4 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
         await work.attend()
         work.close()
 
-    assert (opencode.replies, work.open[second.request_id].answer) == (["once"], NO)
+    assert (opencode.replies, work.open[second.request_id].given) == (["once"], NO)

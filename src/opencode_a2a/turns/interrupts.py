@@ -52,7 +52,6 @@ import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Literal
 
 import orjson
 import structlog
@@ -159,9 +158,12 @@ class Interrupt:
     stage: Stage = Stage.NEW
     for_person: bool = True
     """Whether a person is asked, since neither a rule nor a grant had the answer."""
-    answer: Answer | None = None
-    """In the stage DUE the answer to give. When SETTLED, the one that counted, if any. In all other
-    stages the latest that OpenCode may have: also in WAITING, if it could not be delivered."""
+    due: Answer | None = None
+    """The answer that OpenCode is given in the stage DUE."""
+    given: Answer | None = None
+    """The latest answer that OpenCode may have: also in WAITING, if it could not be delivered."""
+    counted: Answer | None = None
+    """The answer that settled it, if any."""
     implied: Answer | None = None
     """An answer to another request by which OpenCode may settle this one too."""
     timer: asyncio.TimerHandle | None = None
@@ -176,8 +178,13 @@ class Interrupt:
     def answerable(self, answer: Answer) -> bool:
         """Whether a person may answer it now, with this answer."""
         # One that OpenCode is given once more can only be repeated: OpenCode may have acted on it.
-        repeats = self.stage is Stage.RETRY and self.answer == answer
+        repeats = self.stage is Stage.RETRY and self.given == answer
         return self.for_person and (self.stage is Stage.WAITING or repeats)
+
+    def leave_sending(self, to: Stage) -> None:
+        """Go to a stage after sending, unless an event has settled it meanwhile."""
+        if self.stage is Stage.SENDING:
+            self.stage = to
 
     @property
     def name(self) -> str:
@@ -220,11 +227,9 @@ def settlement(
     reported                                                 as reported, past us
     =======================================================  =====================================
 
-    An answer that is only DUE is not ours yet: OpenCode was not given it.
+    Our answer is the one that OpenCode was ``given``, not one that is only ``due``.
     """
-    answer, implied, void = interrupt.answer, interrupt.implied, event.resolution == "void"
-    if interrupt.stage is Stage.DUE:
-        answer = None
+    answer, implied, void = interrupt.given, interrupt.implied, event.resolution == "void"
     if interrupt.stage is Stage.EXPIRED:
         return Settlement(replace(event, by=CLOCK, resolution="expired"))
     # A call that has asked and was carried out was allowed to by somebody.
@@ -517,14 +522,14 @@ class WorkInterrupts:
             over = not for_person and (one.resumed is not None or one.answer is None)
             if over or request_id in self.open:
                 continue
-            interrupt = Interrupt(one.asked, self, Stage.WAITING, for_person=for_person)
+            stage = Stage.WAITING if one.answer is None else Stage.RETRY
+            interrupt = Interrupt(one.asked, self, stage, for_person=for_person, given=one.answer)
             self.open[request_id] = self.shared.open[request_id] = interrupt
             self._arm(interrupt)
-            if one.answer is not None:
-                self._make_due(interrupt, one.answer, Stage.RETRY)
         for one in stored:
             if one.answer is not None and one.settled_at is not None:
                 self._note_implied(one.asked, one.answer, one.settled_at)
+        self.wake()
 
     def close(self) -> None:
         """Stop; interrupts that are open stay open in OpenCode, and for the next process."""
@@ -610,14 +615,9 @@ class WorkInterrupts:
             left = 0.0
         interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, left), self.wake)
 
-    def _make_due(
-        self,
-        interrupt: Interrupt,
-        answer: Answer,
-        stage: Literal[Stage.DUE, Stage.RETRY] = Stage.DUE,
-    ) -> None:
+    def _make_due(self, interrupt: Interrupt, answer: Answer) -> None:
         """Have the turn give an answer that is stored."""
-        interrupt.stage, interrupt.answer = stage, answer
+        interrupt.stage, interrupt.due = Stage.DUE, answer
         self.wake()
 
     # Answered
@@ -631,7 +631,8 @@ class WorkInterrupts:
         if self.forged:
             return Next.STOP_FORGED
         for interrupt in [*self.open.values()]:
-            asked, before, answer = interrupt.asked, interrupt.stage, interrupt.answer
+            asked, before = interrupt.asked, interrupt.stage
+            answer = interrupt.due if before is Stage.DUE else interrupt.given
             late = before is Stage.WAITING and interrupt.timer and interrupt.timer.when() <= now
             if late and answer is None:
                 reply = expiry(self.shared.settings, asked)
@@ -644,8 +645,6 @@ class WorkInterrupts:
             if answer is None or not (late or before in (Stage.DUE, Stage.RETRY)):
                 continue
             interrupt.stage = Stage.SENDING
-            if before is Stage.DUE:
-                interrupt.answer = None  # OpenCode does not have it yet
             try:
                 if late:
                     await self.shared.store_answer([asked.request_id], answer, insist=True)
@@ -657,8 +656,7 @@ class WorkInterrupts:
                     "interrupt not answered", request_id=asked.request_id, error=error.message
                 )
             finally:
-                if interrupt.stage is Stage.SENDING:
-                    interrupt.stage = Stage.WAITING if late else Stage.RETRY
+                interrupt.leave_sending(Stage.WAITING if late else Stage.RETRY)
         if self._unknown:
             self._unknown = False
             return Next.COMPARE
@@ -687,8 +685,7 @@ class WorkInterrupts:
             await self.shared.store_answer(request_ids, answer, in_same_commit)
         except BaseException:
             for interrupt, stage in before:
-                if interrupt.stage is Stage.SENDING:
-                    interrupt.stage = stage
+                interrupt.leave_sending(stage)
             raise
         failed: dict[Interrupt, ServiceError] = {}
         try:
@@ -700,8 +697,8 @@ class WorkInterrupts:
         finally:
             for interrupt in found:
                 if interrupt.stage is Stage.SENDING:  # the turn gives it, since it is stored
-                    self._make_due(interrupt, answer, Stage.RETRY)
-            self.wake()  # the deadline may have passed meanwhile
+                    interrupt.stage, interrupt.given = Stage.RETRY, answer
+            self.wake()  # also because the deadline may have passed meanwhile
         if failed:
             raise _outcome(found, failed)
 
@@ -710,7 +707,8 @@ class WorkInterrupts:
         await self._wait_connected()
         # Those that are settled but not in the log yet are no longer open; wait for these too.
         for interrupt in (*self._settled, *self.open.values()):
-            answer = interrupt.answer
+            settled = interrupt.stage is Stage.SETTLED
+            answer = interrupt.counted if settled else interrupt.given
             if answer is None or answer.message != message:
                 continue
             if interrupt.stage in (Stage.WAITING, Stage.RETRY):
@@ -732,36 +730,34 @@ class WorkInterrupts:
             if interrupt.stage is Stage.SENDING:  # else it was settled together with another one
                 await self._send(interrupt, answer)
         except UpstreamNotFoundError:
-            if answer not in (interrupt.answer, interrupt.implied):
+            if answer not in (interrupt.counted, interrupt.given, interrupt.implied):
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
         except ServiceError:
-            if interrupt.stage is Stage.SENDING:
-                interrupt.stage = Stage.WAITING
+            interrupt.leave_sending(Stage.WAITING)
             raise
         except BaseException:  # the caller has left; the answer is stored, and has to be given
-            if interrupt.stage is Stage.SENDING:
-                self._make_due(interrupt, answer, Stage.RETRY)
+            interrupt.leave_sending(Stage.RETRY)
+            self.wake()
             raise
         await self._wait_confirmed(interrupt, answer)
 
     async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
         """Give OpenCode an answer that is stored."""
-        asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
+        asked, earlier, interrupt.given = interrupt.asked, interrupt.given, answer
         self._note_implied(asked, answer)
         try:
             await self.shared.reply(asked, answer.reply, self._at(asked))
         except UpstreamNotFoundError:
             # It is not pending: OpenCode took an earlier try, or an answer from elsewhere.
-            if interrupt.stage is Stage.SENDING:
-                interrupt.answer, interrupt.stage = earlier, Stage.GIVEN
+            interrupt.given = earlier
+            interrupt.leave_sending(Stage.GIVEN)
             for other in self.open.values():
                 if earlier is None and other.implied is answer and answer.resolution == "always":
                     other.implied = None
             self._unknown = True
             self.wake()
             raise
-        if interrupt.stage is Stage.SENDING:
-            interrupt.stage = Stage.GIVEN
+        interrupt.leave_sending(Stage.GIVEN)
 
     async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
         """Wait until an interrupt is settled; raise an error if not by this answer."""
@@ -773,7 +769,7 @@ class WorkInterrupts:
             )
         if self._closed and interrupt.stage is not Stage.SETTLED:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
-        if interrupt.answer != answer:
+        if interrupt.counted != answer:
             raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
 
     # Settled
@@ -786,7 +782,7 @@ class WorkInterrupts:
         self.shared.open.pop(asked.request_id, None)
         if interrupt.timer is not None:
             interrupt.timer.cancel()
-        if counted is not None and counted is interrupt.answer:
+        if counted is not None and counted is interrupt.given:
             self._note_implied(asked, counted)  # also for requests that came since it was sent
         if settled.answered_past_us and not self.shared.console_answers:
             self.forged = True
@@ -801,7 +797,7 @@ class WorkInterrupts:
                 patterns=asked.patterns,
                 resolution=resumed.resolution,
             )
-        interrupt.stage, interrupt.answer = Stage.SETTLED, counted
+        interrupt.stage, interrupt.counted = Stage.SETTLED, counted
         self._settled.append(interrupt)
         scope = None
         if counted is not None and isinstance(counted.reply, PermissionReply):
@@ -813,7 +809,7 @@ class WorkInterrupts:
                 for other in self.open.values()
                 # An answer that could not be delivered yet is that person's word on it.
                 if other.stage is Stage.WAITING
-                and other.answer is None
+                and other.given is None
                 and grant.covers(self.owner, other.asked)
             ]
             allowed = Answer(PermissionReply("once"), grant.by)
