@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import uuid
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +354,42 @@ def crashing(
 
     monkeypatch.setattr(SharedInterrupts, "settle", crash)
     return crashed
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I6")
+async def test_the_database_is_named_if_it_goes_away_after_opencode_has_confirmed_an_answer(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    locks, confirmed, settle = ExitStack(), asyncio.Event(), SharedInterrupts.settle
+
+    async def lock_and_settle(interrupts: SharedInterrupts, *how: Any) -> Any:
+        locks.enter_context(stores.locked(tmp_path))
+        confirmed.set()
+        return await settle(interrupts, *how)
+
+    async def wait(event: asyncio.Event, _: float) -> bool:
+        """Wait in vain, but no longer than the test needs."""
+        if not event.is_set():
+            await confirmed.wait()
+        return event.is_set()
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service, Wire.REST)
+        asked = await caller.send("run it")
+        monkeypatch.setattr(SharedInterrupts, "settle", lock_and_settle)
+        monkeypatch.setattr("opencode_a2a.turns.interrupts.wait", wait)
+        yes = caller.message("yes", taskId=asked.id)
+        with locks:
+            refused = await caller.ask("send", yes)
+        monkeypatch.undo()
+        again = await caller.ask("send", yes)
+        ended = await caller.ended(asked.id)
+
+    assert (refused.status, again.status) == (503, 200)
+    assert b'"TASK_STORE_UNAVAILABLE"' in refused.content
+    assert (ended.state, ended.history) == ("completed", ["run it", "yes"])
 
 
 @pytest.mark.sqlite_only

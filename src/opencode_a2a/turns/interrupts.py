@@ -65,6 +65,7 @@ from opencode_a2a.errors import (
     InterruptNotFoundError,
     ServiceError,
     SessionNotFoundError,
+    StoreUnavailableError,
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
@@ -762,6 +763,9 @@ class WorkInterrupts:
     async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
         """Wait until an interrupt is settled; raise an error if not by this answer."""
         if not await wait(interrupt.logged, CONFIRM_SECONDS):
+            if interrupt.stage is Stage.SETTLED:
+                # OpenCode has confirmed it, but the database is away.
+                raise StoreUnavailableError(operation="persisting")
             if interrupt.stage is Stage.GIVEN:
                 interrupt.stage = Stage.WAITING
             raise UpstreamPayloadError(
@@ -890,8 +894,8 @@ def _outcome(found: Sequence[Interrupt], failed: dict[Interrupt, ServiceError]) 
 
     An error that passes if the answer is sent again decides.
     """
-    errors = [*failed.values()]
-    error = next((one for one in errors if isinstance(one, UpstreamError)), errors[0])
+    errors, passing = [*failed.values()], (UpstreamError, StoreUnavailableError)
+    error = next((one for one in errors if isinstance(one, passing)), errors[0])
     if len(found) == 1:
         return error
     counted = ", ".join(one.name for one in found if one not in failed) or "none"
