@@ -340,7 +340,7 @@ def crashing(
     monkeypatch: pytest.MonkeyPatch, request: int = 1, *, stored: bool = False
 ) -> asyncio.Event:
     """Stop the service where it settles its nth interrupt, before or after that is stored."""
-    crashed, settle, settled = asyncio.Event(), SharedInterrupts.settle, list[object]()
+    crashed, settle, settled = asyncio.Event(), SharedInterrupts.store_settled, list[object]()
 
     async def crash(interrupts: SharedInterrupts, *how: Any) -> Any:
         settled.append(how)
@@ -352,7 +352,7 @@ def crashing(
             await asyncio.get_running_loop().create_future()
         return result
 
-    monkeypatch.setattr(SharedInterrupts, "settle", crash)
+    monkeypatch.setattr(SharedInterrupts, "store_settled", crash)
     return crashed
 
 
@@ -362,7 +362,7 @@ async def test_the_database_is_named_if_it_goes_away_after_opencode_has_confirme
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opencode.play("permission-once")
-    locks, confirmed, settle = ExitStack(), asyncio.Event(), SharedInterrupts.settle
+    locks, confirmed, settle = ExitStack(), asyncio.Event(), SharedInterrupts.store_settled
 
     async def lock_and_settle(interrupts: SharedInterrupts, *how: Any) -> Any:
         locks.enter_context(stores.locked(tmp_path))
@@ -378,7 +378,7 @@ async def test_the_database_is_named_if_it_goes_away_after_opencode_has_confirme
     async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service, Wire.REST)
         asked = await caller.send("run it")
-        monkeypatch.setattr(SharedInterrupts, "settle", lock_and_settle)
+        monkeypatch.setattr(SharedInterrupts, "store_settled", lock_and_settle)
         monkeypatch.setattr("opencode_a2a.turns.interrupts.wait", wait)
         yes = caller.message("yes", taskId=asked.id)
         with locks:

@@ -24,7 +24,7 @@ from opencode_a2a.turns.interrupts import (
     Stage,
     StoredInterrupt,
     WorkInterrupts,
-    settlement,
+    judge_end,
     unlogged,
 )
 
@@ -52,7 +52,7 @@ def settle(
 ) -> Settlement:
     asker = cast(WorkInterrupts, None)
     interrupt = Interrupt(ASKED, asker, stage, given=answer, implied=implied)
-    return settlement(interrupt, ended(heard), ran=ran, ending=ending, busy=busy)
+    return judge_end(interrupt, ended(heard), ran=ran, ending=ending, busy=busy)
 
 
 @pytest.mark.parametrize(

@@ -523,6 +523,8 @@ class Sending:
             task.check_owned()
             await task.member.turns.reachable()
             log = task.log
+            # This waits only if a request is pending, and before the state is read: the request may
+            # be settled meanwhile.
             newest = max((one.number or 0 for one in log.state.status.pending), default=0)
             until = time.monotonic() + SEEN_SECONDS
             while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:

@@ -58,7 +58,7 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
-from opencode_a2a.turns.interrupts import Next
+from opencode_a2a.turns.interrupts import AfterAttend
 from opencode_a2a.turns.sessions import BoundSession, WiderWorkError, Work
 
 if TYPE_CHECKING:  # each of the two files needs the other
@@ -216,7 +216,7 @@ class Attempt:
             # The first ``_decide`` calls ``_reconcile``, which sends the prompt if it is not in
             # OpenCode's store. The answers of a turn that is about to be stopped wait until it
             # has ended.
-            if self._interrupts.connected and not turn.canceled and turn.refusal is None:
+            if not turn.canceled and turn.refusal is None:
                 self._interrupts.connected.set()
             await self._log.append([bound], session.link)
         self._tick()
@@ -369,13 +369,13 @@ class Attempt:
         if self._turn.refusal is not None:
             return await self._abort(self._turn.refusal)
         match await self._interrupts.attend():
-            case Next.STOP_FORGED:
+            case AfterAttend.STOP_FORGED:
                 return await self._abort(FORGED)
-            case Next.STOP_EXPIRED:
+            case AfterAttend.STOP_EXPIRED:
                 return await self._abort(EXPIRED)
-            case Next.COMPARE:
+            case AfterAttend.COMPARE:
                 self._doubt()
-            case Next.GO_ON:
+            case AfterAttend.GO_ON:
                 pass
         if reader.state.needs_reconcile and shared.feed.up.is_set():
             events = await self._reconcile()

@@ -33,7 +33,12 @@ from opencode_a2a.store.callers import Spent, day_of
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.attempt import TICK_SECONDS, UNBEGUN_SECONDS
-from opencode_a2a.turns.interrupts import Next, SharedInterrupts, StoredInterrupt, WorkInterrupts
+from opencode_a2a.turns.interrupts import (
+    AfterAttend,
+    SharedInterrupts,
+    StoredInterrupt,
+    WorkInterrupts,
+)
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, SessionRights, Work
 
 logger = structlog.get_logger(__name__)
@@ -94,13 +99,13 @@ class Errand:
                             items = await self.subscription.batch(lambda _: None)
                     compare = await self._hear(items) or not items
                     match await self.interrupts.attend():
-                        case Next.STOP_EXPIRED | Next.STOP_FORGED:
+                        case AfterAttend.STOP_EXPIRED | AfterAttend.STOP_FORGED:
                             await self._opencode.abort_session(self._root)
                             self.interrupts.note_stopped()
                             compare = True
-                        case Next.COMPARE:
+                        case AfterAttend.COMPARE:
                             compare = True
-                        case Next.GO_ON:
+                        case AfterAttend.GO_ON:
                             pass
                 except UpstreamError as error:
                     logger.warning(

@@ -34,7 +34,7 @@ task or from the row:
 ==========================  ============================  =====================  ===============
 place                       added by                      removed by             after a crash
 ==========================  ============================  =====================  ===============
-the row in the table        ``store_asked``               ``settle`` marks it    is kept
+the row in the table        ``store_asked``               ``store_settled``      is kept
 ``Status.pending``          an entry of the log           an entry of the log    by the log
 ``Emitted.open``            ``Reader._emit``              ``Reader._emit``       by the log [1]_
 ``TurnRequests.pending``    an event or a snapshot        an event, a snapshot   ``Emitted.open``
@@ -137,7 +137,7 @@ class Stage(Enum):
     SETTLED = auto()
 
 
-class Next(Enum):
+class AfterAttend(Enum):
     """What the work that asks has to do next."""
 
     GO_ON = auto()
@@ -204,7 +204,7 @@ class Settlement:
     """Whether OpenCode was answered by nobody that this service knows of."""
 
 
-def settlement(
+def judge_end(
     interrupt: Interrupt, event: Resumed, *, ran: bool, ending: bool, busy: bool
 ) -> Settlement:
     """Find out whose answer settled an interrupt.
@@ -377,7 +377,7 @@ class SharedInterrupts:
 
         await (self._database.write_until_stored(write) if insist else self._database.write(write))
 
-    async def settle(
+    async def store_settled(
         self, owner: Owner, asked: Interrupted, resumed: Resumed, scope: Scope | None = None
     ) -> Grant | None:
         """Record in the table and in the audit log how an interrupt ended.
@@ -485,9 +485,9 @@ class WorkInterrupts:
     """Has the work call ``attend``."""
     location: Location = field(default_factory=Location)
     """Where the session runs."""
-    connected: asyncio.Event | None = None
-    """For work of an earlier process: set once answers can be given, or when it ends before that.
-    New work needs none."""
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while answers can be given. A turn that an earlier process began clears it until it
+    follows its session; its end sets it too."""
     busy: bool = False
     """Whether OpenCode was at work when its state was last read, by the turn or errand."""
     forged: bool = False
@@ -504,6 +504,9 @@ class WorkInterrupts:
     _unknown: bool = False
     """Whether OpenCode does not know an interrupt that is open here."""
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.connected.set()
 
     @property
     def waiting(self) -> bool:
@@ -540,8 +543,7 @@ class WorkInterrupts:
             if interrupt.timer is not None:
                 interrupt.timer.cancel()
         # Nothing will confirm the answers that callers of ``answer`` wait for.
-        if self.connected is not None:
-            self.connected.set()
+        self.connected.set()
         for interrupt in (*self._settled, *self.open.values()):
             interrupt.logged.set()
         self.changed.set()
@@ -568,14 +570,14 @@ class WorkInterrupts:
                     interrupt = self.open.pop(event.request_id, None)
                     if interrupt is not None:  # else other work asked
                         asked = interrupt.asked
-                        settled = settlement(
+                        settled = judge_end(
                             interrupt,
                             event,
                             ran=asked.call_id in ran,
                             ending=ending,
                             busy=self.busy,
                         )
-                        out += await self._settle(interrupt, settled)
+                        out += await self._close_interrupt(interrupt, settled)
                 case _:
                     out.append(event)
         self.changed.set()
@@ -623,14 +625,14 @@ class WorkInterrupts:
 
     # Answered
 
-    async def attend(self) -> Next:
+    async def attend(self) -> AfterAttend:
         """Give OpenCode the answers that are due; return what the work has to do next.
 
         At the deadline, a person's answer that could not be delivered goes before the default.
         """
         now = asyncio.get_running_loop().time()
         if self.forged:
-            return Next.STOP_FORGED
+            return AfterAttend.STOP_FORGED
         for interrupt in [*self.open.values()]:
             asked, before = interrupt.asked, interrupt.stage
             answer = interrupt.due if before is Stage.DUE else interrupt.given
@@ -642,7 +644,7 @@ class WorkInterrupts:
                 else:
                     answer = Answer(reply, CLOCK)
             if interrupt.stage is Stage.EXPIRED:
-                return Next.STOP_EXPIRED
+                return AfterAttend.STOP_EXPIRED
             if answer is None or not (late or before in (Stage.DUE, Stage.RETRY)):
                 continue
             interrupt.stage = Stage.SENDING
@@ -660,8 +662,8 @@ class WorkInterrupts:
                 interrupt.leave_sending(Stage.WAITING if late else Stage.RETRY)
         if self._unknown:
             self._unknown = False
-            return Next.COMPARE
-        return Next.GO_ON
+            return AfterAttend.COMPARE
+        return AfterAttend.GO_ON
 
     async def answer(
         self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write | None = None
@@ -720,7 +722,7 @@ class WorkInterrupts:
 
     async def _wait_connected(self) -> None:
         """Wait until answers can be given, which takes a moment after a restart of the service."""
-        if self.connected is not None and not await wait(self.connected, CONNECT_SECONDS):
+        if not await wait(self.connected, CONNECT_SECONDS):
             raise UpstreamUnreachableError("The turn is not connected to OpenCode yet; try again")
         if self._closed and self.open:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
@@ -778,7 +780,7 @@ class WorkInterrupts:
 
     # Settled
 
-    async def _settle(
+    async def _close_interrupt(
         self, interrupt: Interrupt, settled: Settlement
     ) -> list[TurnEvent | Answered]:
         """Record how an interrupt ended, and its consequences; return the events for the log."""
@@ -806,7 +808,7 @@ class WorkInterrupts:
         scope = None
         if counted is not None and isinstance(counted.reply, PermissionReply):
             scope = counted.reply.scope
-        grant = await self.shared.settle(self.owner, asked, resumed, scope)
+        grant = await self.shared.store_settled(self.owner, asked, resumed, scope)
         if grant is not None:
             covered = [
                 other
