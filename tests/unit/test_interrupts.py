@@ -7,7 +7,12 @@ from typing import Any, cast
 import pytest
 
 from opencode_a2a.config import Settings
-from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
+from opencode_a2a.errors import (
+    SessionNotFoundError,
+    StoreUnavailableError,
+    UpstreamNotFoundError,
+    UpstreamUnreachableError,
+)
 from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
@@ -116,10 +121,14 @@ class ReplyingOpenCode:
         self.replies: list[str] = []
         self.free, self.asked = asyncio.Event(), asyncio.Event()
         self.away = False
+        self.unknown: str | None = None
+        """The request that is not pending."""
 
-    async def reply_permission(self, _id: str, reply: str, *_: object, at: Location) -> None:
+    async def reply_permission(self, request: str, reply: str, *_: object, at: Location) -> None:
         if self.away:
             raise UpstreamUnreachableError
+        if request == self.unknown:
+            raise UpstreamNotFoundError
         self.asked.set()
         await self.free.wait()
         self.replies.append(reply)
@@ -247,3 +256,40 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
         work.close()
 
     assert (opencode.replies, work.open[second.request_id].given) == (["once"], NO)
+
+
+async def test_an_answer_to_two_can_be_sent_again_while_the_database_keeps_one_from_being_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal for good would be stored with the message, though it counts for the second."""
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    opencode.unknown = PENDING.request_id
+    second = replace(PENDING, request_id=RequestId("per_2"))
+    confirmed, locked = asyncio.Event(), asyncio.Event()
+
+    async def store_settled(*_: object) -> None:
+        confirmed.set()
+        await locked.wait()
+
+    async def wait(event: asyncio.Event, _: float) -> bool:
+        if not event.is_set():
+            await confirmed.wait()
+        return event.is_set()
+
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        await work.ask_and_settle([PENDING, second])
+        monkeypatch.setattr(shared, "store_settled", store_settled)
+        monkeypatch.setattr(interrupts, "wait", wait)
+
+        answering = asyncio.create_task(work.answer([PENDING.request_id, second.request_id], YES))
+        await opencode.asked.wait()
+        resumed = Resumed(second.request_id, "permission", "once")
+        settling = asyncio.create_task(work.ask_and_settle([resumed]))
+        with pytest.raises(StoreUnavailableError):
+            await answering
+        locked.set()
+        await settling
+        work.close()
