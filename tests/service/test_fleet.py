@@ -103,6 +103,20 @@ async def test_a_task_is_taken_up_where_it_ran(pair: Pair) -> None:
     assert pair.prompts() == (0, 1)
 
 
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I3")
+async def test_a_task_fails_if_its_opencode_is_gone_from_the_settings(pair: Pair) -> None:
+    hold = pair.b.hold()
+    async with pair.serving(a={"drain": True}) as service:
+        task = await Caller(service).send("slow", blocking=False)
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+    pair.b.release()
+    async with pair.serving(b={"name": "renamed"}) as service:
+        ended = await Caller(service).ended(task.id)
+    assert (ended.state, ended.error_type) == ("failed", "UPSTREAM_LOST")
+
+
 async def test_what_nobody_follows_is_answered_in_the_opencode_that_asks(pair: Pair) -> None:
     async with pair.serving() as service:
         caller = Caller(service)
