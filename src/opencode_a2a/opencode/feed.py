@@ -50,13 +50,12 @@ _DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events may be missing here.
-
-    Followers read the stored state now if ``connected``, or else after the next Gap that is.
-    """
+    """Events may be missing here: followers compare with OpenCode's stored state."""
 
     reason: str
     connected: bool = True
+    """False if the connection has just broken. Another Gap follows when there is a new one; an
+    errand compares only then, a turn as soon as ``Feed.up`` is set."""
     at: float = field(default_factory=lambda: asyncio.get_running_loop().time(), compare=False)
     """When it was noticed, by the clock of the event loop; the same for all followers."""
 

@@ -253,7 +253,7 @@ class OpenTask:
             self.log.append([added, addition.progress("accepted")], in_same_commit)
         )
         # The sender may go away, but a stored message has to be handed on.
-        storing.add_done_callback(lambda _: turn.store(addition))
+        storing.add_done_callback(lambda _: turn.note_stored(addition))
         if not await asyncio.shield(storing):
             raise UnsupportedOperationError(ENDED)
 

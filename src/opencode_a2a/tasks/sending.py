@@ -298,7 +298,7 @@ class Sending:
         member = await self._fleet.member_for_message(
             command.principal, command.context_id, routing
         )
-        await member.turns.reachable()
+        await member.turns.check_reachable()
         if routing != ANYWHERE:
             await _check(command.principal, command.request, member.turns)
         # The OpenCode may have been given to another replica while it was waited for and asked.
@@ -521,7 +521,7 @@ class Sending:
                 raise UnsupportedOperationError(ENDED)
             # It may be on its way to another replica: it stays in ``OpenTasks`` until it is stored.
             task.check_owned()
-            await task.member.turns.reachable()
+            await task.member.turns.check_reachable()
             log = task.log
             # This waits only if a request is pending, and before the state is read: the request may
             # be settled meanwhile.

@@ -187,7 +187,7 @@ class Attempt:
     async def run(self) -> None:
         """Begin; then hear, decide and write until the turn is over."""
         try:
-            await self._begin()
+            await self._prompt_or_recover()
             while not self._reader.finished:
                 await self._write(self._hear(await self._subscription.batch(self._on_text)))
                 await self._write(await self._decide_or_wait())
@@ -201,7 +201,7 @@ class Attempt:
                 await self._stopped_in_time()
             raise
 
-    async def _begin(self) -> None:
+    async def _prompt_or_recover(self) -> None:
         """Send the prompt, unless an earlier process may have sent it."""
         turn, session = self._turn, self._session
         bound = turn.bound(session)
@@ -213,9 +213,9 @@ class Attempt:
             if not turn.canceled:
                 self._prompts.send(turn.request)
         else:
-            # The first ``_decide`` calls ``_reconcile``, which sends the prompt if it is not in
-            # OpenCode's store. The answers of a turn that is about to be stopped wait until it
-            # has ended.
+            # The first ``_decide`` looks whether OpenCode has the prompt, and else sends it
+            # (``_send_unsent_prompt``). The answers of a turn that is about to be stopped wait
+            # until it has ended.
             if not turn.canceled and turn.refusal is None:
                 self._interrupts.connected.set()
             await self._log.append([bound], session.link)
@@ -351,7 +351,8 @@ class Attempt:
         nobody answered in time, or somebody        ``_abort``               end
         answered past this service
         OpenCode does not know an open interrupt    ``_doubt``               next signal
-        events may be missing                       ``_reconcile``           prompt, end or go on
+        events may be missing                       ``_reconcile``           end or go on
+        - and OpenCode has not stored the prompt    ``_send_unsent_prompt``  prompt or end
         a further message may be sent               ``_deliver``             go on
         the latest prompt call has ended            ``_after_call``          end, prompt or go on
         no call, and the last message is complete   ``_finish_or_continue``  end or prompt
@@ -400,7 +401,7 @@ class Attempt:
         self.wake()
 
     async def _reconcile(self) -> list[TurnEvent]:
-        """Compare with OpenCode's store; send the prompt if it is not there, finish if it is done.
+        """Compare with OpenCode's store; finish if it is done, send the prompt if it is not there.
 
         Only the store tells whether a prompt was sent by an earlier process, or by a call whose
         connection broke.
@@ -410,18 +411,12 @@ class Attempt:
         snapshots, message_id = self._shared.snapshots, self._turn.request.user_message_id
         state = await snapshots.read(session_id, message_id, session.location, since)
         known = any(message.info.id == message_id for message in state.messages)
-        work = self._prompts.work
-        if known and work.begun is None:  # by an earlier process
-            work.begun = self._turn.request.rights
         if not known and self._prompts.latest is None:
-            if self._prompts.tries >= PROMPT_TRIES:
-                return self._reader.finish(None, failure=NOT_TAKEN)
-            self._reader = self._new_reader()
-            # First: after a restart the log says whether there is something to abort.
-            await self._log.append([Started()])
-            self._limits.ended = None
-            self._prompts.send(self._turn.request)
-            return []
+            return await self._send_unsent_prompt()
+        work = self._prompts.work
+        if known and work.begun is None:
+            # An earlier process sent it: these are the most rights that it can have begun with.
+            work.begun = self._turn.request.rights
         limits.compared, self._children_unread = limits.now(), True
         limits.unlisted = state.permissions is None or state.questions is None
         self._interrupts.busy = session_id in state.statuses
@@ -439,6 +434,17 @@ class Attempt:
                     raise
                 self._doubt()
         return events
+
+    async def _send_unsent_prompt(self) -> list[TurnEvent]:
+        """Send the prompt that OpenCode has not stored; give up after some tries."""
+        if self._prompts.tries >= PROMPT_TRIES:
+            return self._reader.finish(None, failure=NOT_TAKEN)
+        self._reader = self._new_reader()  # nothing of the turn has happened in OpenCode
+        # Before the prompt: after a restart the log says whether there is something to abort.
+        await self._log.append([Started()])
+        self._limits.ended = None
+        self._prompts.send(self._turn.request)
+        return []
 
     async def _guard(self) -> list[TurnEvent]:
         """Look for signs that the turn will not end by itself, or has ended unheard."""
@@ -472,7 +478,7 @@ class Attempt:
     # Further messages
 
     @property
-    def _next(self) -> "Addition | None":
+    def _next_addition(self) -> "Addition | None":
         """The further message to send next; one that is queued does not go on after a failure."""
         state = self._reader.state
         newest = state.messages.newest
@@ -495,7 +501,8 @@ class Attempt:
                 key = (progress.type, progress.status, progress.part_id)
                 if key not in turn.emitted.progress:
                     out.append(progress)
-        addition, ready = self._next, state.messages.prompt_seen and not state.needs_reconcile
+        ready = state.messages.prompt_seen and not state.needs_reconcile
+        addition = self._next_addition
         if addition is None or addition.sent or not addition.stored or not ready:
             return out
         if addition.tries == PROMPT_TRIES:
@@ -588,7 +595,7 @@ class Attempt:
     async def _finish_or_continue(self) -> list[TurnEvent]:
         """Finish the turn, or go on with the next message if there is one."""
         stored: Snapshot | None = None
-        while (addition := self._next) is None:
+        while (addition := self._next_addition) is None:
             if stored is not None:  # and no message came while it was read
                 return self._reader.finish(stored)
             stored = await self._read_end()

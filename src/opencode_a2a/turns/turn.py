@@ -89,7 +89,7 @@ class SharedTurns:
         self._models = Recent[SessionId, ModelRef | None](KNOWN_SESSIONS)
         """For each session whose last prompt named a model: the one it had before."""
 
-    async def reachable(self) -> None:
+    async def check_reachable(self) -> None:
         """Raise an error if OpenCode has never answered this service and does not answer now.
 
         Once it has answered, a turn waits for an OpenCode that is away. Before that the address or
@@ -189,8 +189,8 @@ class Addition:
 class Turn:
     """One turn of a task: ``run`` takes a session, and follows the prompt in it to its end.
 
-    ``tasks`` may call ``cancel``, ``add`` and ``store``, and answer ``interrupts``, at any moment
-    until ``run`` has returned.
+    ``tasks`` may call ``cancel``, ``add`` and ``note_stored``, and answer ``interrupts``, at any
+    moment until ``run`` has returned.
     """
 
     def __init__(
@@ -253,14 +253,14 @@ class Turn:
         self._wake()
 
     def add(self, added: Added) -> Addition | None:
-        """Take a further message; None if the turn is ending. ``store`` lets it be sent."""
+        """Take a further message; None if the turn is ending. ``note_stored`` lets it be sent."""
         if self.canceled or (self._attempt is not None and self._attempt.finished):
             return None
         addition = Addition(added)
         self.additions.append(addition)
         return addition
 
-    def store(self, addition: Addition) -> None:
+    def note_stored(self, addition: Addition) -> None:
         """Note that a further message is stored, and may be sent."""
         addition.stored = True
         self._wake()
@@ -282,7 +282,7 @@ class Turn:
                 try:
                     chosen = self._routing.session_id if self.recovered else None
                     if chosen is None:
-                        session = await self._begin(log)
+                        session = await self._take_session_and_lock(log)
                     else:
                         session = await self._begin_again(SessionId(chosen), log)
                     if session is None:
@@ -303,7 +303,7 @@ class Turn:
             shared.running -= 1
             self.interrupts.close()
 
-    async def _begin(self, log: Log) -> BoundSession | None:
+    async def _take_session_and_lock(self, log: Log) -> BoundSession | None:
         """Take a session and wait for earlier turns in it; None if the turn was canceled first."""
         shared, session = self.shared, None
         try:
