@@ -182,7 +182,7 @@ class Operations:
         own = call.caller.principal
         if not call.caller.supervises:
             return own
-        owner = await self._tasks.owner(task_id)
+        owner = await self._tasks.principal_of(task_id)
         if owner is None or owner == own:
             return own
         AUDIT.info("task supervised", by=own, principal=owner, operation=operation, task_id=task_id)

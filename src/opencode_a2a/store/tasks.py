@@ -52,7 +52,7 @@ class Segment(NamedTuple):
     data: bytes
 
 
-class Move(NamedTuple):
+class StatusChange(NamedTuple):
     """A new status of a task."""
 
     task_no: int
@@ -216,16 +216,18 @@ def set_request(connection: Connection, task_no: int, request: bytes | None) -> 
     _SET_REQUEST.run(connection, {"task_no": task_no, "request": request})
 
 
-def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[Move]) -> None:
+def append(
+    connection: Connection, segments: Sequence[Segment], status_changes: Sequence[StatusChange]
+) -> None:
     """Append entries to the logs of any number of tasks, and set the statuses they lead to."""
     _ADD_ENTRIES.run(connection, *(segment._asdict() for segment in segments))
     statements: dict[Prepared, list[dict[str, object]]] = {_SET_STATUS: [], _MOVE: [], _END: []}
     changes: Counter[tuple[str, str]] = Counter()
-    for move in moves:
-        last = _END if move.archive is not None else _MOVE
-        statements[_SET_STATUS if move.at is None else last].append(move._asdict())
-        changes[move.principal, move.before] -= 1
-        changes[move.principal, move.state] += 1
+    for one in status_changes:
+        last = _END if one.archive is not None else _MOVE
+        statements[_SET_STATUS if one.at is None else last].append(one._asdict())
+        changes[one.principal, one.before] -= 1
+        changes[one.principal, one.state] += 1
     for statement, values in statements.items():
         statement.run(connection, *values)
     _TALLIES.add(connection, {key: (change,) for key, change in changes.items() if change})

@@ -40,7 +40,7 @@ from opencode_a2a.store import callers
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import Spent
 from opencode_a2a.store.database import Database, Write
-from opencode_a2a.store.tasks import Move, Segment, TaskRow
+from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
 from opencode_a2a.tasks.state import (
     FIRM,
     OPEN,
@@ -199,7 +199,8 @@ class ReadableLog:
         self._shown = self._stored = state.seq
         """Sequence numbers of the last entry that is shown, and of the last that is stored."""
         self._firm = 0
-        """Sequence number of the last firm entry that ``TaskLog`` has appended."""
+        """Sequence number of the last firm entry that ``TaskLog`` has appended; 0 in other logs,
+        whose entries are all stored."""
         self._stopped_at = state.seq if state.status.state.interrupted else 0
         """Sequence number of the shown entry with which the task last stopped."""
         self.stops, self._changes = Waiters(), Waiters()
@@ -648,12 +649,12 @@ def new_row(state: TaskState, request: TurnRequest | None = None, upstream: str 
     )
 
 
-def status_change(no: int, before: Status, after: Status, state: TaskState) -> Move:
+def status_change(no: int, before: Status, after: Status, state: TaskState) -> StatusChange:
     """Return how the row of a task changes; ``state`` is the task, for the archive at its end."""
     at = None if (after.state, after.at) == (before.state, before.at) else after.at
     archive = dump_archive(state) if after.state.terminal else None
     whose, status = state.ref.principal, orjson.dumps(after)
-    return Move(no, whose, before.state, after.state, at, status, archive)
+    return StatusChange(no, whose, before.state, after.state, at, status, archive)
 
 
 def ref_of(row: TaskRow) -> TaskRef:
@@ -689,7 +690,7 @@ class _Batch:
 
     def write(self, connection: Connection) -> None:
         segments: list[Segment] = []
-        moves: list[Move] = []
+        status_changes: list[StatusChange] = []
         used: dict[tuple[str, int], Spent] = {}
         for share in self.shares:
             no, entries = share.log.no, share.entries
@@ -702,8 +703,8 @@ class _Batch:
             segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
             status = next((e.status for e in reversed(entries) if e.status is not None), None)
             if status is not None and status != share.before:
-                moves.append(status_change(no, share.before, status, share.log.state))
-        task_rows.append(connection, segments, moves)
+                status_changes.append(status_change(no, share.before, status, share.log.state))
+        task_rows.append(connection, segments, status_changes)
         if used:
             callers.add_spending(connection, used)
         for share in self.shares:

@@ -1,7 +1,7 @@
 """The open tasks that this process runs.
 
-An ``OpenTask`` owns the log of a task and the turn that runs for it. Only code that it runs writes
-the log; ``recovery.end_unowned`` is the exception.
+An ``OpenTask`` owns the log of a task and the turn that runs for it; both write to the log. So does
+``recovery``, before it starts a turn again, and when it cancels a task that no replica runs.
 ``OpenTasks`` holds all of them: ``tasks.sending`` and ``tasks.recovery`` put them there, and they
 leave it when they end or when another replica takes over their OpenCode. It also finds the row and
 the log of any other task: one that another replica runs, or one that has ended.
@@ -88,8 +88,8 @@ ADMISSION_SECONDS = 0.02
 class OpenTask:
     """A task that has not ended: its log, and the turn that runs for it.
 
-    Only code that it runs writes the log. One turn runs at a time; between two turns the task
-    waits for the message that signs in or decides about its plan.
+    One turn runs at a time; between two turns the task waits for the message that signs in or
+    decides about its plan.
     """
 
     def __init__(

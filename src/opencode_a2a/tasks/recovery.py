@@ -30,7 +30,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, engine_of
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.replicas import Cleanly
-from opencode_a2a.store.tasks import Move, Segment, TaskRow
+from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, load_task, ref_of, status_change
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
 from opencode_a2a.tasks.readers import DurableReader
@@ -197,12 +197,12 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
 
     void: list[InterruptRow] = []
 
-    def write(connection: Connection, segment: Segment, move: Move) -> bool | None:
+    def write(connection: Connection, segment: Segment, change: StatusChange) -> bool | None:
         if not replicas.lock_unowned(connection, row.upstream):
             return False
         if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
             return None  # an owner, or another replica like this one, wrote meanwhile
-        task_rows.append(connection, [segment], [move])
+        task_rows.append(connection, [segment], [change])
         task_rows.set_request(connection, row.no, row.request)
         void[:] = interrupts.void(connection, row.id, now_ms())
         return True
@@ -215,8 +215,8 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         # The last owner may have shown entries that it did not store: these numbers begin anew.
         entries = [state.apply(event, now) for event in (Recovered(UNOWNED), UNSTOPPED)]
         segment = Segment(row.no, first, state.seq, dump_entries(entries))
-        move = status_change(row.no, before, state.status, state)
-        ended = await database.write(write, segment, move)
+        change = status_change(row.no, before, state.status, state)
+        ended = await database.write(write, segment, change)
         if ended:
             ROUTINE.info("task ended without an owner", task_id=row.id, principal=row.principal)
             ref = state.ref

@@ -232,6 +232,12 @@ SEEN_SECONDS = 0.5
 """How long to wait for the notification that another replica has shown a request of the task."""
 
 
+def _could_answer(command: SendCommand) -> bool:
+    """Whether a message says by context, session or reference which task it may be for."""
+    references = command.message.reference_task_ids
+    return bool(command.context_id or command.request.routing.session_id or references)
+
+
 class Sending:
     """Takes messages for the OpenCodes of this replica."""
 
@@ -268,29 +274,11 @@ class Sending:
         # A message that names a task is for that task.
         if command.task_id is not None:
             return await self._continue(command, command.task_id)
-        # One that names a context in which a task waits for an answer is that answer: behind a
-        # task that waits for it, it would wait for ever.
-        routing, references = command.request.routing, command.message.reference_task_ids
-        elsewhere, waiting = list[tuple[TaskRow, Routing]](), list[ReadableLog]()
-        if command.context_id or routing.session_id or references:
-            elsewhere = await self._elsewhere(command)
-            waiting = [] if routing.new_task else await self._waiting(command, elsewhere)
-            if len(waiting) == 1:
-                return await self._continue(command, waiting[0].ref.id)
-        if waiting or routing != ANYWHERE:
-            # A repeat does not fail because several tasks wait for an answer now, or because its
-            # directory, agent or session is gone.
-            earlier = await self._earlier(command)
-            if earlier is not None:
-                return Submitted(await self._open.log_of(earlier), 0, repeat=True)
-        if waiting:
-            for log in waiting:
-                await log.firm_state()
-            refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
-            if only_an_answer(command.message):
-                for log in waiting:
-                    await self._database.write(record(command, log, refusal=refusal))
-            raise refusal
+        # One that names a context in which a task waits for an answer is that answer.
+        routing, elsewhere = command.request.routing, await self._elsewhere(command)
+        submitted = await self._task_that_waits(command, elsewhere)
+        if submitted is not None:
+            return submitted
         # Every other message starts a task.
         for row, task_routing in elsewhere:
             if self._joins(command, row, task_routing):
@@ -311,12 +299,41 @@ class Sending:
 
     # Which task a message is for
 
+    async def _task_that_waits(
+        self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
+    ) -> Submitted | None:
+        """Continue the task that waits for a message which names none, or that it repeats.
+
+        Behind a task that waits for it, the message would wait for ever. None if it is to start a
+        task.
+        """
+        routing, waiting = command.request.routing, list[ReadableLog]()
+        if _could_answer(command) and not routing.new_task:
+            waiting = await self._waiting(command, elsewhere)
+            if len(waiting) == 1:
+                return await self._continue(command, waiting[0].ref.id)
+        if waiting or routing != ANYWHERE:
+            # A repeat does not fail because several tasks wait for an answer now, or because its
+            # directory, agent or session is gone.
+            earlier = await self._earlier(command)
+            if earlier is not None:
+                return Submitted(await self._open.log_of(earlier), 0, repeat=True)
+        if not waiting:
+            return None
+        for log in waiting:
+            await log.firm_state()
+        refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
+        if only_an_answer(command.message):
+            for log in waiting:
+                await self._database.write(record(command, log, refusal=refusal))
+        raise refusal
+
     async def _elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
         """Return the caller's tasks that other replicas run, and where each was to run.
 
-        If the message names a context, only those in it.
+        If the message names a context, only those in it; none if it names nothing.
         """
-        if not self._database.census.has_others:
+        if not self._database.census.has_others or not _could_answer(command):
             return []
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
@@ -439,7 +456,7 @@ class Sending:
                 begin(log)
             return task
 
-        def late(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
+        def adopt_late_commit(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
             # The sender was told that the database is away, but the task was stored after all. If
             # the message is sent again, it leads to this task.
             if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
@@ -447,7 +464,7 @@ class Sending:
 
         with self._open.admission(principal, member, limits) as counted:
             try:
-                outcome = await self._database.write_in_time(write, late, message)
+                outcome = await self._database.write_in_time(write, adopt_late_commit, message)
             except BudgetExhaustedError as error:
                 budget.note_refusal(principal, error)
                 raise

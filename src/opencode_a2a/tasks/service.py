@@ -142,21 +142,12 @@ class TaskService:
         self, principal: Principal, task_id: str, *, supervised: bool = False
     ) -> TaskState:
         """Return a task; what a supervisor reads is not shown to its principal."""
-        task = self.open.of(principal, task_id)
-        if task is not None:
-            state = await task.log.firm_state()
-            if not supervised:
-                task.log.note_seen(state.status)
-            return state
-        row = await self.open.row(principal, task_id)
-        if State(row.state).terminal:
-            return load_task(row)
-        log = await self.remote_logs.log(row)
+        log = await self.open.log(principal, task_id)
         if not supervised:
             log.note_seen(log.state.status)
         return log.state
 
-    async def owner(self, task_id: str) -> Principal | None:
+    async def principal_of(self, task_id: str) -> Principal | None:
         """Return whose task this is; for those who may know of all tasks."""
         task = self.open.get(task_id)
         if task is not None:
