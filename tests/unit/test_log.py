@@ -691,6 +691,10 @@ class StateList(NewTaskReader):
                 with suppress(ChangesInStoreError):
                     if log is not None and (entry := await log.next_change(place)):
                         changes = [entry]
+                if log is None:
+                    row = await self._database.read(task_rows.load_by_number, no)
+                    if row is None or row.state not in TERMINAL:  # deleted, or given up here
+                        return
                 del log
                 changes = changes or await stored_changes(self._database, no, ref, place)
             except StreamEndedError:  # the log has moved: another replica continues
@@ -744,6 +748,10 @@ async def test_another_durable_reader_follows_new_tasks_to_their_end_or_until_th
             pass
         await desk.tasks.open.give_up(desk.member)
         await following[1]  # its log has moved
+        await listed.recover({}, [MAIN])  # as if it had not waited in the log at that moment
+        await asyncio.gather(*listed.following.values())
+        unended = sa.select(LISTED.c.task_no).where(~LISTED.c.ended)
+        assert await desk.database.read(sa.Connection.scalar, unended) == moving.no
 
         assert await listed_states(desk) == {
             ending.no: ["working", "completed"],

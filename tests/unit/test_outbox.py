@@ -1,8 +1,10 @@
 """Webhooks: what is sent when, what is stored of it, and how a notification proves itself."""
 
 import asyncio
+import gc
 import hashlib
 import itertools
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -30,6 +32,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
+from opencode_a2a.tasks import recovery
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt, RetryTimes
@@ -277,6 +280,39 @@ async def test_what_is_left_to_another_replica_is_not_sent_any_more_whatever_the
 
 
 @pytest.mark.requirement("I21")
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+async def test_a_webhook_whose_open_task_has_moved_is_left_to_the_next_owner(version: str) -> None:
+    async with desk(SLOW) as it:
+        it.sent.outcome = Receipt("http_503")
+        log = await it.task(replace(CONFIG, version=version))
+        await log.append([Started()])
+        await it.waiting(log)
+        state, gone = log.state, weakref.ref(log)
+        await it.tasks.open.give_up(it.member)
+        (delivery,) = [one for one in asyncio.all_tasks() if "webhook" in one.get_name()]
+        again = TaskLog(log.no, state, it.writer, it.database)  # as the next owner makes it
+        del log
+        async with asyncio.timeout(20):
+            while gone() is not None:
+                gc.collect()
+                await asyncio.sleep(0)
+            # The database is back, and the delivery makes its next attempt before it is stopped.
+            it.sent.outcome = Receipt("ok", ok=True)
+            await it.outbox.retry(again, (await it.outbox.find(again, None)).config_id)
+            await delivery
+        row = await it.row(again, "active")
+        assert (len(it.sent.told), row.credentials) == (1, "secret")
+
+        await it.outbox.give_up(MAIN)
+        await it.outbox.recover({again.no: again}, [MAIN])
+        await it.outbox.retry(again, row.config_id)
+        await it.sent.until(2)
+        await again.append([DONE])
+        await it.row(again, "done")
+        assert [one.seq for one in it.sent.told] == [2, 2, 3]
+
+
+@pytest.mark.requirement("I21")
 async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -417,6 +453,36 @@ async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_t
 
         (told,) = it.sent.told
         assert (told.seq, told.ends, type(told.what).__name__) == (3, True, "TaskState")
+
+
+@pytest.mark.requirement("I21")
+async def test_a_task_is_kept_for_its_webhook_longer_than_the_retention_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "SWEEP_SECONDS", 0.01)
+
+    async def sweep(log: TaskLog) -> None:
+        """Delete old tasks until one is gone."""
+        sweeping = asyncio.create_task(recovery.sweep(it.database, 0.001, [it.outbox]))
+        async with asyncio.timeout(20):
+            while await it.database.read(task_rows.load_by_number, log.no) is not None:
+                pass
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+
+    async with desk(SLOW) as it:
+        it.sent.outcome = Receipt("http_503")
+        told, untold = await it.task(), await it.task(None)
+        for log in (told, untold):
+            await log.append([Started(), DONE])
+        await it.waiting(told)
+        await sweep(untold)
+        assert await it.database.read(task_rows.load_by_number, told.no) is not None
+
+        it.sent.outcome = Receipt("ok", ok=True)
+        await it.outbox.retry(told, (await it.row(told, "active")).config_id)
+        await it.row(told, "done")
+        await sweep(told)
 
 
 async def test_no_log_is_kept_for_webhooks_that_are_switched_off() -> None:

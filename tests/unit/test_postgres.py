@@ -504,7 +504,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
     def forget(connection: Connection) -> int:
         if not engine_of(connection).try_lock(connection, "sweep"):
             return 0
-        found = task_rows.forget_tasks(connection, ["completed"], before=10, limit=10)
+        found = task_rows.forget_tasks(connection, ["completed"], 10, 10, unread=[])
         begun.set()
         assert over.wait(10)
         return found

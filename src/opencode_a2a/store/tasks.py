@@ -370,11 +370,21 @@ def forget_logs(
     return len(numbers)
 
 
-def forget_tasks(connection: Connection, states: Sequence[str], before: int, limit: int) -> int:
-    """Delete tasks that ended before a time, with everything that belongs to them."""
+def forget_tasks(
+    connection: Connection,
+    states: Sequence[str],
+    before: int,
+    limit: int,
+    unread: Sequence[sa.ColumnElement[bool]],
+) -> int:
+    """Delete tasks that ended before a time, with everything that belongs to them.
+
+    A task is kept while one of the conditions ``unread`` holds for its row.
+    """
     rows = connection.execute(
         sa.select(tasks.c.no, tasks.c.id, tasks.c.principal, tasks.c.state, tasks.c.context_id)
         .where(tasks.c.updated_at < before, tasks.c.state.in_(states))
+        .where(*(~condition for condition in unread))
         .limit(limit)
     ).all()
     ended = Counter((row.principal, row.state) for row in rows)

@@ -425,7 +425,7 @@ class WebhookDelivery:
     row: HookRow
     """As it is stored; ``acked`` is its position in the log."""
     log: Callable[[], ReadableLog | None]
-    """Returns the log; None if the task has ended and its log is no longer in memory."""
+    """Returns the log; None if it is no longer in memory: the task has ended or has moved."""
     destination: Destination
     slots: asyncio.Semaphore
     """For notifications of the same caller."""
@@ -502,7 +502,7 @@ class WebhookDelivery:
                     await database.check_writable("telling of")
                 outcome = await outbox.sender.send(self.row, notification)
                 self.destination.note(outcome, failures)
-            except StoreUnavailableError:
+            except (StoreUnavailableError, StreamEndedError):
                 raise
             except Exception:
                 logger.exception("notification not sent, trying again", webhook=self.row.no)
@@ -536,7 +536,10 @@ class WebhookDelivery:
         return pause
 
     async def _notification(self, entry: Entry | None) -> Notification | None:
-        """Return the next notification; None if the task was deleted."""
+        """Return the next notification; None if the task was deleted.
+
+        Raise StreamEndedError if another replica continues an open task.
+        """
         row, database = self.row, self.outbox.database
         if (log := self.log()) is not None:
             state = await log.firm_state()
@@ -545,6 +548,8 @@ class WebhookDelivery:
             if found is None:
                 return None
             state = load_task(found)
+            if not state.status.state.terminal:  # this replica has given it up
+                raise StreamEndedError(cause="moved", task_id=state.ref.id)
         if row.version == SNAPSHOTS:
             seq = state.state_changes[-1].seq if state.state_changes else state.seq
             return Notification(state.ref, seq, state.status.state.terminal, state, whole=True)

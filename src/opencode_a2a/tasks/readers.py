@@ -28,7 +28,10 @@ class DurableReader(Protocol):
     - holds the log by a weak reference: a log holds the whole task, and is not kept for a receiver
       that is away;
     - waits in ``ReadableLog.next_change``, and calls ``stored_changes`` if that raises
-      ChangesInStoreError, or if there is no log in memory because the task has ended;
+      ChangesInStoreError;
+    - reads the row of the task first if there is no log in memory. If the task has ended, it calls
+      ``stored_changes``. If the task is open, this replica has given it up: it ends, and leaves its
+      stored position to the next owner;
     - tries again later if the database raises StoreUnavailableError;
     - calls ``ReadableLog.note_seen`` for what it shows to a person;
     - calls ``Database.check_writable`` before it sends anything, if there are other replicas: this
@@ -42,8 +45,8 @@ class DurableReader(Protocol):
     given it by a protocol of its own (``outbox.Sender``, ``server.push``).
 
     ``tests/unit/test_log.py`` has a small one, ``StateList``. For something that is to happen once
-    for each ended task, in whatever order, a loop over ended rows that one replica at a time runs,
-    as ``recovery.sweep`` is, may be all that is needed.
+    for each ended task, in whatever order, a loop may be all that is needed: each replica looks at
+    ended rows whose upstream it owns.
     """
 
     async def recover(
@@ -62,8 +65,8 @@ class DurableReader(Protocol):
     def unread(self) -> ColumnElement[bool]:
         """Return the condition that this reader has yet to read the log of a row of ``tasks``.
 
-        While it holds, the log of an ended task is kept. It has to be false for all rows while the
-        reader is switched off.
+        While it holds, an ended task is kept, with its log. So it must not hold forever, and has to
+        be false for all rows while the reader is switched off.
         """
         ...
 

@@ -266,7 +266,7 @@ async def sweep(
 
     def forget_tasks(connection: Connection) -> int:
         oldest = now_ms() - int(retention_seconds * 1000)
-        return task_rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
+        return task_rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS, unread)
 
     def forget_others(connection: Connection) -> int:
         callers.forget(connection, now_ms())
