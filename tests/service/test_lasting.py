@@ -761,3 +761,29 @@ async def test_a_cancel_in_the_moment_in_which_a_task_is_taken_up_stops_it_in_op
 
     assert (len(canceling), at_work, len(opencode.prompts)) == (1, False, 1)
     assert (canceled.state, canceled.error_type) == ("canceled", None)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I3")
+async def test_a_queued_turn_whose_session_was_deleted_during_a_restart_goes_on_in_a_new_one(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    """OpenCode may have carried out the prompt of the turn before it, which therefore fails."""
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        first = await caller.begin("one")
+        await hold.reached.wait()
+        async with caller.stream("two", context=first.context_id) as following:
+            await following.until(lambda update: "queue" in str(update.progress))
+        session_id = (await caller.get(first.id)).session_id
+
+    opencode.delete(SessionId(session_id))
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        failed = await caller.ended(first.id)
+        opencode.release()
+        ended = await caller.ended(following.task.id)
+
+    assert (failed.state, opencode.texts) == ("failed", ["one", "two"])
+    assert (ended.state, ended.session_id != session_id) == ("completed", True)

@@ -206,6 +206,7 @@ class FakeOpenCode:
         """The requests that were replied to, as far as the reply was taken."""
         self._state = OpenCodeState()
         self._sessions: dict[SessionId, JsonObject] = {}
+        self._deleted: set[SessionId] = set()
         self._turns: dict[SessionId, _Turn] = {}
         self._at_work: set[_Turn] = set()
         self._playing: set[asyncio.Task[None]] = set()
@@ -280,7 +281,7 @@ class FakeOpenCode:
     def tell(self, frame: bytes) -> Event | None:
         """Store what an event says, and send it to all readers."""
         event = decode(frame)
-        if isinstance(event, SessionChanged):
+        if isinstance(event, SessionChanged) and event.session_id not in self._deleted:
             self._sessions[event.session_id] = orjson.loads(frame)["payload"]["properties"]["info"]
         if event is not None:
             self._state.apply(event)
@@ -294,6 +295,7 @@ class FakeOpenCode:
     def delete(self, session_id: SessionId) -> None:
         """Delete a session, and tell nobody."""
         del self._sessions[session_id]
+        self._deleted.add(session_id)
 
     def _envelope(self, kind: str, properties: JsonObject) -> JsonObject:
         payload: JsonObject = {"id": new_id("evt"), "type": kind, "properties": properties}

@@ -135,7 +135,7 @@ class OpenTask:
             self._shared,
             replace(self._owner, rights=rights),
             request,
-            session_id=self.log.state.status.session_id,
+            session_id=logged.earlier_session if logged else self.log.state.status.session_id,
             new_context=new_context,
             logged=logged,
         )

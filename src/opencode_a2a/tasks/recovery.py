@@ -149,11 +149,12 @@ async def _replay(
 ) -> tuple[TaskState, list[Interrupted | Answered | Resumed], LoggedTurn]:
     """Return a task as logged, the events that its log lacks, and the turn that was running."""
     replay = Replay(database, row.no, ref_of(row))
-    emitted, added = Emitted(), list[Added]()
+    emitted, added, earlier_session = Emitted(), list[Added](), None
     while entries := await replay.next(replay.state.seq):
         for entry in entries:
             match entry.event:
                 case Finished() | Interrupted(type="plan"):  # the end of a turn
+                    earlier_session = emitted.bound.session_id if emitted.bound else earlier_session
                     emitted, added = Emitted(), []
                 case Added():
                     added.append(entry.event)
@@ -170,7 +171,7 @@ async def _replay(
     for event in missing:
         if not isinstance(event, Answered):
             emitted.add(event)
-    return replay.state, missing, LoggedTurn(emitted, added, stored)
+    return replay.state, missing, LoggedTurn(emitted, added, stored, earlier_session)
 
 
 async def _after_unreadable(database: Database, row: TaskRow) -> TaskState:

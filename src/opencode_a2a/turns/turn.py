@@ -17,6 +17,7 @@ from opencode_a2a.bounds import Recent
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
+    SessionNotFoundError,
     StoreUnavailableError,
     UpstreamBackpressureError,
     UpstreamTimeoutError,
@@ -150,6 +151,8 @@ class LoggedTurn:
     added: Sequence[Added] = ()
     interrupts: Sequence[StoredInterrupt] = ()
     """All interrupts of the task."""
+    earlier_session: SessionId | None = None
+    """The session of the task's earlier turns; None if this is the first."""
 
 
 @dataclass(eq=False, slots=True)
@@ -205,8 +208,8 @@ class Turn:
     ) -> None:
         """Prepare a turn, or with ``logged`` recover one that an earlier process began.
 
-        ``session_id`` is the session that an earlier turn or process chose; ``new_context`` says
-        that the context was created for this turn.
+        ``session_id`` is the session of the task's earlier turns; ``new_context`` says that the
+        context was created for this turn.
         """
         self.shared = shared
         self.owner = owner
@@ -226,9 +229,20 @@ class Turn:
         self.canceled = False
         self.refusal: Failure | None = None
         """Why a recovered turn may not go on, and is only stopped in OpenCode."""
-        routing = request.routing
+        self._prompted: BoundSession | None = None
+        """The session that an earlier process may have prompted. If it is gone the turn fails: in
+        another session the prompt might be carried out a second time."""
+        self._queued_in: SessionId | None = None
+        """The session that an earlier process chose, and did not prompt. If it is gone the context
+        goes on in another."""
+        routing, bound = request.routing, self.emitted.bound
+        if bound is not None and self.emitted.started:
+            session_id, location = bound.session_id, Location(directory=bound.directory)
+            self._prompted = BoundSession(session_id, location, named=True, claimed=True)
         if session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=session_id)
+        if bound is not None and routing.session_id is None:
+            self._queued_in = bound.session_id
         self._routing = routing
         self._new_context = new_context
         self._preparing: asyncio.Task[None] | None = None
@@ -280,11 +294,10 @@ class Turn:
                 raise UpstreamBackpressureError
             while True:
                 try:
-                    chosen = self._routing.session_id if self.recovered else None
-                    if chosen is None:
+                    if self._prompted is None:
                         session = await self._take_session_and_lock(log)
                     else:
-                        session = await self._begin_again(SessionId(chosen), log)
+                        session = await self._take_prompted_session(self._prompted, log)
                     if session is None:
                         return
                     with closing(Attempt(self, session, log)) as self._attempt:
@@ -308,13 +321,19 @@ class Turn:
         shared, session = self.shared, None
         try:
             with self._cancelable():
+                chosen = self._queued_in or self._routing.session_id
+                if self.recovered and chosen is not None:
+                    # Before OpenCode is asked for anything: the turns of a session are recovered in
+                    # the order of their tasks.
+                    await self._wait_for_lock(SessionId(chosen), log)
                 # A recovered turn waits for OpenCode for as long as it takes.
                 limit = None if self.recovered else shared.settings.opencode.timeout
                 async with asyncio.timeout(limit):
                     session = await self._take_session()
                 if shared.tools is not None:
                     await shared.tools.offer(session.location)
-                if session.session_id in shared.sessions.turn_locks:
+                lock = shared.sessions.turn_locks.get(session.session_id)
+                if lock is not None and lock is not self._lock:
                     await log.append([self.bound(session)], session.link)
                 await self._wait_for_lock(session.session_id, log)
         except TimeoutError:
@@ -324,44 +343,34 @@ class Turn:
             return None
         return session
 
-    async def _begin_again(self, session_id: SessionId, log: Log) -> BoundSession | None:
-        """Take the session that an earlier process chose; None if the turn was canceled first.
+    async def _take_prompted_session(self, prompted: BoundSession, log: Log) -> BoundSession | None:
+        """Take the session that an earlier process may have prompted.
 
-        If that process may have sent the prompt, the session is returned in any case: a turn that
-        is canceled, or may not use the session any more, has to be aborted there.
+        A turn that is canceled, or may not use the session any more, gets it as well, to be stopped
+        there; but None if it is canceled while another turn runs in the session.
         """
-        shared, session, bound = self.shared, None, self.emitted.bound
-        prompted: BoundSession | None = None
-        if bound is not None and self.emitted.started:
-            location = Location(directory=bound.directory)
-            prompted = BoundSession(bound.session_id, location, named=True, claimed=True)
+        shared, session = self.shared, prompted
         try:
             with self._cancelable():
-                # Before OpenCode is asked for anything: an earlier turn may run in the session,
-                # and the turns of a session are recovered in the order of their tasks.
-                await self._wait_for_lock(session_id, log)
+                # Before OpenCode is asked for anything, as in ``_take_session_and_lock``.
+                await self._wait_for_lock(prompted.session_id, log)
                 session = await self._take_session()
                 if shared.tools is not None:
                     await shared.tools.offer(session.location)
         except TurnCanceledError:
-            if prompted is None:
-                await log.append([Finished(Outcome.CANCELED)], session and session.link)
-                return None
             if self._lock is None:
                 seconds = shared.interrupts.settings.cancel_abort_timeout_seconds
                 try:
                     async with asyncio.timeout(seconds):
-                        await self._wait_for_lock(session_id, log)
+                        await self._wait_for_lock(prompted.session_id, log)
                 except TimeoutError:  # another turn runs in it; an abort would stop that one
                     await self._end_unfollowed(log, Finished(Outcome.CANCELED, failure=UNCONFIRMED))
                     return None
-            return session or prompted
         except Exception as error:
-            if prompted is None or self._lock is None:
+            if self._lock is None:
                 raise
             # It may be running in OpenCode, where nobody would follow it.
             self.refusal = _failure(error)
-            return prompted
         return session
 
     @contextmanager
@@ -387,6 +396,15 @@ class Turn:
         while True:
             await shared.feed.up.wait()
             try:
+                if self._queued_in is not None:
+                    chosen = replace(self._routing, session_id=self._queued_in)
+                    try:
+                        session = await shared.sessions.take(
+                            owner.principal, owner.context_id, chosen
+                        )
+                        return replace(session, named=False)
+                    except SessionNotFoundError:
+                        self._queued_in = None
                 return await shared.sessions.take(
                     owner.principal, owner.context_id, self._routing, fresh=self._new_context
                 )
@@ -395,8 +413,16 @@ class Turn:
                 await asyncio.sleep(AWAY_SECONDS)
 
     async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
-        """Wait for the earlier turns of a session, and report what they do meanwhile."""
+        """Wait for the earlier turns of a session, and report what they do meanwhile.
+
+        The lock of another session, which the turn does not use after all, is released.
+        """
         lock = self.shared.sessions.turn_locks.setdefault(session_id, TurnLock())
+        if lock is self._lock:
+            return
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
         reporting: asyncio.Task[None] | None = None
         if lock.users:
             reporting = asyncio.create_task(self._report_queue(session_id, log))
