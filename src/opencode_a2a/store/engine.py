@@ -4,7 +4,7 @@
 drivers cost several times as much per statement.
 
 A new kind of database is a subclass of ``Engine`` in a module of its own, and a row in ``KINDS``
-(``databases.py``).
+(``databases.py``). That works only for databases that speak PostgreSQL's SQL.
 """
 
 import asyncio
