@@ -11,7 +11,7 @@ import orjson
 import psycopg
 import pytest
 
-from opencode_a2a import telemetry
+from opencode_a2a import clock
 from tests.support import stores
 from tests.support.answers import Answer, Update, Wire, fold
 from tests.support.caller import Caller
@@ -178,7 +178,7 @@ async def test_stored_times_are_the_databases_whatever_the_clock_of_the_machine_
     wrong = SimpleNamespace(
         time_ns=lambda: time.time_ns() - 3_600_000_000_000, monotonic_ns=time.monotonic_ns
     )
-    monkeypatch.setattr(telemetry, "time", wrong)
+    monkeypatch.setattr(clock, "time", wrong)
     before = datetime.now(UTC)
     async with started(opencode, tmp_path) as service:
         task = await Caller(service).send("hello")

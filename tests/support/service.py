@@ -80,12 +80,22 @@ def message(text: str, *, configuration: JsonObject | None = None, **fields: Jso
     return params
 
 
+class _Service(Service):
+    """A service whose failure is told by the test, and does not end the process of the tests."""
+
+    why = ""
+
+    def end(self, part: str, error: BaseException) -> None:
+        self.failed = True
+        self.why += f"{part}: {error!r}\n"
+
+
 @asynccontextmanager
 async def serving(
     settings: Settings, headers: Mapping[str, str] | None = None, port: int = 0
 ) -> AsyncGenerator[Running]:
     """Run the service with these settings."""
-    app = Service(settings)
+    app = _Service(settings)
     sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
     async with (
         app.running(),
@@ -93,3 +103,4 @@ async def serving(
         httpx2.AsyncClient(base_url=url, headers=sent, timeout=60, trust_env=False) as http,
     ):
         yield Running(url, http, app)
+        assert not app.failed, app.why
