@@ -238,6 +238,7 @@ def assert_interrupts(play: Play) -> None:
     "error-context-length 1",
     [("play", 26), ("lose", 12), ("play", 1), ("repeat", 2), ("snapshot", 0)],
 )
+@example("todo 1", [("play", 2), ("lose", 12)])
 @example("error-in-stream 1", [("play", 14), ("restart", 0), ("snapshot", 6)])
 @example("error-in-stream 1", [("play", 16), ("restart", 6), ("play", 12), ("snapshot", 0)])
 def test_what_was_emitted_is_what_is_stored_whatever_broke(turn: str, moves: list[Move]) -> None:

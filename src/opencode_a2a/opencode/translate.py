@@ -134,9 +134,12 @@ def _cut(text: str | None) -> str | None:
     return f"{text[:MAX_TOOL_TEXT]}\n[cut short by opencode-a2a: {len(text):,} characters in all]"
 
 
+TODO_TOOL = "todowrite"
+
+
 def todos_written(part: ToolPart) -> list[JsonObject] | None:
     """Return the todo list that a call of the tool ``todowrite`` has written, if it is one."""
-    if part.tool != "todowrite" or not isinstance(part.state, ToolCompleted):
+    if part.tool != TODO_TOOL or not isinstance(part.state, ToolCompleted):
         return None
     try:
         written = WrittenTodos.model_validate(part.state.metadata)

@@ -39,6 +39,7 @@ from opencode_a2a.opencode.events import (
 from opencode_a2a.opencode.text import ChannelText, ended
 from opencode_a2a.opencode.translate import (
     REFUSALS,
+    TODO_TOOL,
     ToolCall,
     interrupted,
     is_outdated,
@@ -362,6 +363,8 @@ class TurnState:
     """By the ids of their parts."""
     todos: list[JsonObject] | None = None
     """As the latest call of the tool ``todowrite`` left them."""
+    _todos_part: str = ""
+    """The id of the part of that call; ids of parts sort by the time they were made."""
     reports: list[ToolChanged | Progressed] = field(default_factory=list[ToolChanged | Progressed])
     """News of tools, steps and the like; ``Reader._emit`` takes them and clears the list."""
     needs_reconcile: bool = False
@@ -384,6 +387,8 @@ class TurnState:
         for tool in self.tools.values():
             if (child := child_session(tool.tool, tool.metadata)) is not None:
                 self.tree.add(child)
+            if tool.tool == TODO_TOOL and tool.status == "completed":
+                self._todos_part = max(self._todos_part, tool.part_id)
         self.todos = emitted.todos
         self._steps |= {part_id for _, _, part_id in emitted.progress}
         for text in self.texts.values():
@@ -673,9 +678,11 @@ class TurnState:
                 if known is None or not (tool == known or is_outdated(tool, known)):
                     self.tools[part.id] = known = tool
                     self.reports.append(tool)
-                    # Not from the event ``todo.updated``, which a gap may hide for good.
-                    if (todos := todos_written(part)) is not None:
-                        self.todos = todos
+                    # Not from the event ``todo.updated``, which a gap may hide for good. A call
+                    # whose events were lost may become known after a later one.
+                    todos = todos_written(part)
+                    if todos is not None and part.id >= self._todos_part:
+                        self.todos, self._todos_part = todos, part.id
                 if child_session(part.tool, part.state.metadata) is not None:
                     described = (known.input or {}).get("description")
                     title = known.title or (str(described) if described is not None else None)
