@@ -1,6 +1,8 @@
-"""The time of day: of this machine, or of the database that several processes share."""
+"""Time that processes share: the time of day of their database, and the lease of each of them."""
 
+import math
 import time
+from time import monotonic
 
 
 def now_ms() -> int:
@@ -54,3 +56,49 @@ class SharedClock:
 
 
 SHARED_CLOCK = SharedClock()
+
+
+class Lease:
+    """The time in which no other process can have taken over what this one runs.
+
+    Each commit renews it. A process that is alone on its database holds it for ever.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds = seconds
+        """Seconds without a commit after which other processes may declare this one gone."""
+        self.until = math.inf
+        """The end of the lease, by the monotonic clock."""
+        self._renewed_at = self._steady_since = -math.inf
+
+    @property
+    def held(self) -> bool:
+        """Whether no other process can have taken over what this one runs.
+
+        While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
+        the next commit shows whether this process was declared gone.
+        """
+        return monotonic() < self.until
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often this process commits something to keep the lease."""
+        return self.seconds / 4
+
+    @property
+    def steady_seconds(self) -> float:
+        """For how long the lease has been renewed at least every half of its length."""
+        now = monotonic()
+        steady = now - self._renewed_at <= self.seconds / 2
+        return now - self._steady_since if steady else 0.0
+
+    def renew(self, since: float) -> None:
+        """Note that a transaction was committed, which began at that time.
+
+        This process stops a second early, so that it has stopped when another begins, however
+        their clocks differ.
+        """
+        if self.steady_seconds == 0.0:
+            self._steady_since = monotonic()
+        self._renewed_at = monotonic()
+        self.until = since + self.seconds - min(1.0, self.seconds / 4)

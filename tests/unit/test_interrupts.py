@@ -153,6 +153,7 @@ async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.Monk
             earlier.setattr(interrupts, "now_ms", lambda: 1)
             await shared.store_asked(OWNER, PENDING)
         work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
 
         await work.ask_and_settle([PENDING])
         await asyncio.sleep(0)
@@ -166,6 +167,7 @@ async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
     async with Database("sqlite://") as database:
         shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
         await work.ask_and_settle([PENDING])
         answering = asyncio.create_task(work.answer([PENDING.request_id], YES))
         await opencode.asked.wait()
@@ -182,6 +184,7 @@ async def test_a_sub_agent_whose_session_is_deleted_right_after_it_asked_is_aske
     async with Database("sqlite://") as database:
         shared = SharedInterrupts(database, cast(OpenCode, ReplyingOpenCode()), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
 
         (asked,) = await work.ask_and_settle([replace(PENDING, call_id="call")])
 
@@ -225,6 +228,7 @@ async def test_a_refusal_before_a_restart_explains_only_what_was_asked_before_it
     async with Database("sqlite://") as database:
         shared = SharedInterrupts(database, cast(OpenCode, ReplyingOpenCode()), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
 
         work.restore([stored(other), refused], [other.request_id])
         work.close()
@@ -241,6 +245,7 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
     async with Database("sqlite://") as database:
         shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
         await work.ask_and_settle([first, second])
         opencode.away = True
         with pytest.raises(UpstreamUnreachableError):
@@ -280,6 +285,7 @@ async def test_an_answer_to_two_can_be_sent_again_while_the_database_keeps_one_f
     async with Database("sqlite://") as database:
         shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
         await work.ask_and_settle([PENDING, second])
         monkeypatch.setattr(shared, "store_settled", store_settled)
         monkeypatch.setattr(interrupts, "wait", wait)

@@ -8,11 +8,9 @@ A new kind of database is a subclass of ``Engine`` in a module of its own, and a
 """
 
 import asyncio
-import math
 import os
 import secrets
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from opencode_a2a import __version__
+from opencode_a2a.clock import Lease
 from opencode_a2a.databases import DatabaseKind
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 
@@ -54,52 +53,6 @@ class Replica(NamedTuple):
     def anonymous(cls) -> Self:
         """Return one for a program that nobody named, such as an import."""
         return cls(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}")
-
-
-class Lease:
-    """The time in which no other process can have taken over what this one runs.
-
-    Each commit renews it. A process that is alone on its database holds it for ever.
-    """
-
-    def __init__(self, seconds: float = math.inf) -> None:
-        self.seconds = seconds
-        """Seconds without a commit after which other processes may declare this one gone."""
-        self.until = math.inf
-        """The end of the lease, by the monotonic clock."""
-        self._renewed_at = self._steady_since = -math.inf
-
-    @property
-    def held(self) -> bool:
-        """Whether no other process can have taken over what this one runs.
-
-        While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
-        the next commit shows whether this process was declared gone.
-        """
-        return time.monotonic() < self.until
-
-    @property
-    def beat_seconds(self) -> float:
-        """How often this process commits something to keep the lease."""
-        return self.seconds / 4
-
-    @property
-    def steady_seconds(self) -> float:
-        """For how long the lease has been renewed at least every half of its length."""
-        now = time.monotonic()
-        steady = now - self._renewed_at <= self.seconds / 2
-        return now - self._steady_since if steady else 0.0
-
-    def renew(self, since: float) -> None:
-        """Note that a transaction was committed, which began at that time.
-
-        This process stops a second early, so that it has stopped when another begins, however
-        their clocks differ.
-        """
-        if self.steady_seconds == 0.0:
-            self._steady_since = time.monotonic()
-        self._renewed_at = time.monotonic()
-        self.until = since + self.seconds - min(1.0, self.seconds / 4)
 
 
 class ConnectionOptions(NamedTuple):

@@ -29,7 +29,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a import metrics
-from opencode_a2a.clock import SHARED_CLOCK
+from opencode_a2a.clock import SHARED_CLOCK, Lease
 from opencode_a2a.databases import kind_of
 from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Prepared, run_group
@@ -39,7 +39,6 @@ from opencode_a2a.store.engine import (
     DatabaseError,
     Engine,
     Examined,
-    Lease,
     PendingWrite,
     Replica,
     WriteResult,

@@ -68,6 +68,7 @@ class Errand:
         """What each step has used so far, sub-agents' steps included."""
         self.subscription = feed.follow(root)
         self.interrupts = WorkInterrupts(interrupts, owner, self.subscription.wake, location)
+        self.interrupts.connected.set()
         self.expect()
 
     def conclude(self) -> None:

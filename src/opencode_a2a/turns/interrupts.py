@@ -486,8 +486,8 @@ class WorkInterrupts:
     location: Location = field(default_factory=Location)
     """Where the session runs."""
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while answers can be given. A turn that an earlier process began clears it until it
-    follows its session; its end sets it too."""
+    """Set once answers can be given: at once for new work, and for a turn that an earlier process
+    began when it follows its session. The end sets it too."""
     busy: bool = False
     """Whether OpenCode was at work when its state was last read, by the turn or errand."""
     forged: bool = False
@@ -504,9 +504,6 @@ class WorkInterrupts:
     _unknown: bool = False
     """Whether OpenCode does not know an interrupt that is open here."""
     _closed: bool = False
-
-    def __post_init__(self) -> None:
-        self.connected.set()
 
     @property
     def waiting(self) -> bool:

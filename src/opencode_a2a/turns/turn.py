@@ -252,8 +252,9 @@ class Turn:
         """The turn lock of the session, while this turn holds it."""
         self.interrupts = WorkInterrupts(shared.interrupts, owner, self._wake)
         # A person can answer them at once; OpenCode gets the answers when it is connected.
-        if logged is not None:
-            self.interrupts.connected.clear()
+        if logged is None:
+            self.interrupts.connected.set()
+        else:
             self.interrupts.restore(logged.interrupts, self.emitted.open)
             # Those that a rule or a grant has answered are not in the log.
             for request_id, interrupt in self.interrupts.open.items():
