@@ -110,7 +110,7 @@ async def test_a_stop_before_the_service_listens_is_a_clean_one(
     variables = managed(opencode_command, tmp_path)
     program = Program(variables, "--demo", "--managed")
     await program.spawn()
-    await program.printed(lambda line: "opencode: " in line)  # its first words, in the log
+    await program.printed(lambda line: "OpenCode printed" in line)  # its first words, in the log
     assert children(program)
 
     assert await program.stop() == 0
