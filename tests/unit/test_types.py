@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.a2a.encoding import V03, V03_PROTO, V1, Encoding
-from opencode_a2a.a2a.types import SendRequest, TaskParams, check
+from opencode_a2a.a2a.types import SendRequest, TaskParams, check, read_push_ref
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
@@ -346,3 +346,10 @@ def test_a_task_is_asked_for_by_an_id() -> None:
     for params in cast(list[Mapping[str, Json]], [{}, {"id": ""}, {"id": 5}]):
         with pytest.raises(InvalidParamsError):
             check(TaskParams, dict(params))
+
+
+def test_an_empty_id_of_a_push_configuration_is_refused_by_name() -> None:
+    with pytest.raises(InvalidParamsError) as caught:
+        read_push_ref({"taskId": "task", "id": ""})
+
+    assert [one.field for one in caught.value.violations] == ["id"]

@@ -536,7 +536,7 @@ class PushListParams(Params):
 
 
 class PushRefParams(PushListParams):
-    config_id: Annotated[str, AfterValidator(_config_id), AfterValidator(_identifier)] = Field(
+    config_id: Annotated[str, AfterValidator(_identifier), AfterValidator(_config_id)] = Field(
         validation_alias="id"
     )
 
