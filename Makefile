@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, make, and Node with npm or an OpenCode.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast kills chaos clients fuzz check docs screens screenshots record qualify bench bench-quick
+.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast test-lowest test-opencode2 kills chaos clients fuzz check image image-test release-files docs site screens screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -16,6 +16,8 @@ SEED ?= 11
 # uv brings its own list of certificate authorities; the machine's may have one more.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
+# Tests start the program hundreds of times; without bytecode each start would compile all of it.
+unexport PYTHONDONTWRITEBYTECODE
 
 UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
 PACKAGES := .venv/.installed
@@ -24,7 +26,7 @@ PROGRAMS := node_modules/.installed
 TEST_PROGRAMS := node_modules/.installed-for-tests
 SDK03 := .tools/a2a-sdk-0.3/.installed
 CLIENTS := $(patsubst tests/clients/requirements/%.txt,.tools/clients/%/.installed,\
-	$(wildcard tests/clients/requirements/*.txt))
+	$(wildcard tests/clients/requirements/*.txt)) .tools/clients/javascript/.installed
 BIN := $(CURDIR)/.venv/bin
 
 # What make and this file set for their own programs is not for the agent's commands: a `make` that
@@ -44,11 +46,17 @@ help:
 	@echo 'make demo-peers start two agents with the demo model, one of which asks the other'
 	@echo 'make test       run all tests, with a real OpenCode and a real browser'
 	@echo 'make test-fast  run the tests that need neither'
+	@echo 'make test-lowest  run these with the lowest versions of the packages that are declared'
+	@echo 'make test-opencode2  run live tests with a preview of OpenCode 2, which it installs (265 MB)'
 	@echo 'make kills      kill the service at random moments; KILLS=200 SEED=1'
 	@echo 'make chaos      kill parts of a cluster at random and check what clients see; SECONDS=600 SEED=1'
 	@echo 'make clients    record what people see in other clients; ARGS="litellm" runs only that one'
 	@echo 'make check      check format, lint, types, direction of imports, generated pages'
+	@echo 'make image      build the container image; ARCH=arm64 TAG=name, ARGS=--prepare to build it elsewhere'
+	@echo 'make image-test  build and run the image without a daemon or a registry; needs root, mmdebstrap, buildah'
+	@echo 'make release-files  build what a release consists of; TAG=v2.0.0'
 	@echo 'make docs       write the generated pages'
+	@echo 'make site       build the site of the documentation into build/site'
 	@echo 'make screens    update the terminal screens in tests/screens'
 	@echo 'make screenshots  update the pictures of the console'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
@@ -59,26 +67,28 @@ help:
 
 # Only to serve, an OpenCode that is on the path already is as good as the one of package.json.
 OWN_OPENCODE := $(shell command -v opencode 2>/dev/null)
+TO_SERVE_WITH = PATH="$(if $(OWN_OPENCODE),$(dir $(OWN_OPENCODE)):)$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
 SERVES = --auto-demo $(and $(WORKSPACE),--opencode-workspace-root "$(WORKSPACE)")
 
 TO_SERVE := $(if $(wildcard $(RUNTIME)),,needed) $(RUNTIME) $(if $(OWN_OPENCODE),,$(PROGRAMS))
 
 serve: $(TO_SERVE)
-	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a serve $(SERVES) $(and $(OPEN),--open) $(ARGS)
+	@$(TO_SERVE_WITH) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a serve $(SERVES) $(and $(OPEN),--open) $(ARGS)
 
 serve-cluster: $(PACKAGES) $(PROGRAMS)
 	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/python -m tools.cluster \
 		$(and $(WORKSPACE),--workspace "$(WORKSPACE)") $(ARGS)
 
 doctor: $(TO_SERVE)
-	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a doctor $(SERVES) $(ARGS)
+	@$(TO_SERVE_WITH) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a doctor $(SERVES) $(ARGS)
 
 demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
 # Many tests wait for an OpenCode: one process more than the two cores that they are planned for.
 # The order is that of tests/conftest.py, which has the longest first. Three OpenCodes, browsers and
-# databases can starve one another for longer than a test waits: what failed is tried alone.
+# databases can starve one another for longer than a test waits: what failed is tried alone, and
+# named at the end.
 IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(if $(wildcard $(PACKAGES)),,needed) $(PACKAGES) $(TEST_PROGRAMS) $(SDK03)
@@ -91,6 +101,24 @@ test-programs: $(TEST_PROGRAMS) $(SDK03)
 
 test-fast: $(PACKAGES)
 	$(BIN)/pytest $(IN_PARALLEL) -m "not live and not browser" $(ARGS)
+
+# The preview of OpenCode 2 is 265 MB, and so not among the programs of `test`.
+OPENCODE2 := .tools/opencode2/node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2
+test-opencode2: $(PACKAGES) $(TEST_PROGRAMS) $(OPENCODE2)
+	$(WITH_PROGRAMS) OPENCODE_UNDER_TEST="$(CURDIR)/$(OPENCODE2)" $(BIN)/pytest -p no:xdist \
+		$(shell sed -n "s/^\(tests[^ ]*\).*/--deselect '\1'/p" tests/live/differs-2.txt) \
+		$(or $(ARGS),tests/live/background.py $(addprefix tests/live/test_,turns.py interrupts.py \
+		steering.py sessions.py answers.py kills.py outages.py))
+
+$(OPENCODE2): src/opencode_a2a/opencode/process.py
+	@tools/step 'The preview of OpenCode 2' npm install --silent --no-save --prefix .tools/opencode2 \
+		@opencode-ai/cli-linux-x64-baseline@$(shell sed -n 's/^PREVIEW: Final = "\(.*\)"/\1/p' $<)
+	@touch $@
+
+LOWEST := .tools/lowest/.installed
+test-lowest: $(PACKAGES) $(LOWEST)
+	$(dir $(LOWEST))bin/python tools/lowest.py
+	$(dir $(LOWEST))bin/python -m pytest $(IN_PARALLEL) -m "not live and not browser" $(ARGS)
 
 kills: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) OPENCODE_A2A_TEST_SEED=$(SEED) \
@@ -109,11 +137,33 @@ check: $(PACKAGES)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
+	$(BIN)/deptry src
 	$(BIN)/pytest -q tests/test_architecture.py
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python tools/dashboard.py --check
+
+image: $(PACKAGES)
+	$(BIN)/python -m tools.image --uv $(UV) $(and $(ARCH),--arch $(ARCH)) $(and $(TAG),--tag $(TAG)) $(ARGS)
+
+# On a base of the distribution's packages, which is what the recipe would install on its own base.
+IMAGE_BASE := .tools/image/base.tar
+image-test: $(PACKAGES) $(IMAGE_BASE)
+	UV="$(UV)" $(BIN)/pytest -p no:xdist -v -s tests/image/whole.py $(ARGS)
+
+$(IMAGE_BASE):
+	@mkdir -p $(@D)
+	mmdebstrap --mode=root --variant=minbase --include=ca-certificates,git,ripgrep,tini,python3 trixie $@
+
+# Tag, version and changelog have to agree. What it writes to dist/ is what a release consists of.
+release-files: $(PACKAGES)
+	$(BIN)/python -m tools.release $(or $(TAG),$(error Say which tag: make release-files TAG=v2.0.0)) --uv $(UV)
 
 docs: $(PACKAGES)
 	$(BIN)/python tools/docs.py
+	$(BIN)/python tools/dashboard.py
+
+site: $(PACKAGES)
+	$(BIN)/python -m tools.site
 
 screens: $(PACKAGES) $(PROGRAMS)
 	OPENCODE_A2A_WRITE_SCREENS=1 $(WITH_PROGRAMS) $(BIN)/pytest -q tests/live/test_screens.py tests/unit/test_screens.py
@@ -167,6 +217,18 @@ $(TEST_PROGRAMS): package.json package-lock.json
 		'import chromium from "@sparticuz/chromium"; await chromium.executablePath()'
 	@touch $(PROGRAMS) $@
 
+# The lowest versions that pyproject.toml allows, and the tools of the tests as they are locked, as far
+# as these do not need more themselves.
+$(LOWEST): pyproject.toml uv.lock tools/lowest.py | $(PACKAGES) $(UV)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
+	$(UV) pip install --quiet --python $(@D) --resolution lowest-direct --editable '.[all]'
+	$(UV) pip freeze --python $(@D) --exclude-editable > $(@D)/lowest.txt
+	$(UV) export --quiet --frozen --only-group dev --no-hashes --no-annotate --no-header \
+		--no-emit-project --output-file $(@D)/locked.txt
+	$(BIN)/python tools/lowest.py $(@D)/lowest.txt $(@D)/locked.txt > $(@D)/tools.txt
+	$(UV) pip install --quiet --python $(@D) --constraint $(@D)/lowest.txt --requirement $(@D)/tools.txt
+	@touch $@
+
 # A client of the tests that cannot be installed beside the present SDK.
 $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
 	$(UV) venv --quiet --clear $(@D)
@@ -177,6 +239,12 @@ $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
 .tools/clients/%/.installed: tests/clients/requirements/%.txt | $(PACKAGES) $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
 	$(UV) pip install --quiet --python $(@D) --exclude-newer 2026-11-14 --requirement $<
+	@touch $@
+
+.tools/clients/javascript/.installed: tests/clients/javascript/package.json tests/clients/javascript/package-lock.json
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	cd $(@D) && $(NPM_CI)
 	@touch $@
 
 # By the machine's own pip if there is one: to make an environment first takes several seconds.

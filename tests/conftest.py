@@ -13,7 +13,8 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from tests.support import stores
-from tests.support.backstage import Backstage
+from tests.support.answers import Wire
+from tests.support.backstage import Backstage, stop_all
 from tests.support.service import Running, serving, settings_for
 
 ROOT = Path(__file__).parent.parent
@@ -36,14 +37,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out tests that this system cannot run, and put the files that take longest first.
+    """Leave out what this system cannot run, or need not, and put the longest files first.
 
-    At the end, no process then has to wait for another.
+    At the end, no process then has to wait for another. No layer knows both a binding and a
+    database: on another than the default, what is the same on every binding is tried on one.
     """
+    items[:] = [item for item in items if not is_one_binding_too_many(item)]
     if sys.platform != "linux":
         items[:] = [item for item in items if item.get_closest_marker("linux_only") is None]
-    order = ["live", "browser", "chaos", "service", "unit", "tests"]
+    order = ["image", "live", "browser", "chaos", "service", "unit", "tests"]
     items.sort(key=lambda item: order.index(item.path.parent.name))
+
+
+def is_one_binding_too_many(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    if spec is None or item.get_closest_marker("both_databases") is None:
+        return False
+    engine, wire = spec.params.get("database"), spec.params.get("wire")
+    return engine not in (None, stores.DEFAULT) and wire not in (None, Wire.RPC)
+
+
+@pytest.hookimpl(trylast=True)  # when the fixtures of the test are gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the shared OpenCodes after the last test of a folder: an idle one uses 5 % of a core."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        stop_all()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Name the tests that were repeated, as ``make test`` does with those that failed."""
+    if config.getoption("lf"):
+        ended = [
+            (report.nodeid, outcome)
+            for outcome in ("passed", "failed", "error")
+            for report in terminalreporter.stats.get(outcome, [])
+            if report.when == "call" or outcome == "error"
+        ]
+        terminalreporter.section(f"{len(ended)} repeated")
+        for test, outcome in ended:
+            terminalreporter.line(f"{outcome} alone: {test}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,13 +3,14 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 PACKAGE = "opencode_a2a"
 SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
-OUTER = ["cli", "app", "web", "server", "extensions", "peers", "a2a", "tasks", "turns"]
+OUTER = ["cli", "app", "web", "server", "extensions", "push", "peers", "a2a", "tasks", "turns"]
 LAYERS = [*OUTER, "opencode", "store"]
 """From the outside in; below them are the root modules, which every layer may use."""
 NO_UPSTREAM = {"web", "server", "a2a", "tasks"}
@@ -28,9 +29,14 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Yield every imported module, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
@@ -64,29 +70,39 @@ def allowed(own: str) -> set[str]:
     return {*LAYERS[LAYERS.index(own) + 1 :], *ROOT}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_imports_go_down(path: Path) -> None:
-    own = layer_of(name_of(path))
-    if own not in ("", "__main__"):  # the package itself offers the program and the application
-        assert ours(path) <= allowed(own)
+def test_imports_go_down() -> None:
+    found: dict[str, set[str]] = {}
+    for path in MODULES:
+        own = layer_of(name_of(path))
+        if own not in ("", "__main__"):  # the package itself offers the program and the application
+            found[name_of(path)] = ours(path) - allowed(own)
+
+    assert {name: layers for name, layers in found.items() if layers} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_nothing_uses_the_sdk(path: Path) -> None:
+def test_nothing_uses_the_sdk() -> None:
     """The A2A SDK is for the tests alone."""
-    assert not [module for module in imports_of(path) if module.split(".")[0] == "a2a"]
+    imports = [(name_of(path), module) for path in MODULES for module in imports_of(path)]
+
+    assert [one for one in imports if one[1].split(".")[0] == "a2a"] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_only_the_inner_layers_see_what_opencode_sends(path: Path) -> None:
-    if layer_of(name_of(path)) in NO_UPSTREAM:
-        assert "opencode" not in ours(path)
+def test_only_the_inner_layers_see_what_opencode_sends() -> None:
+    outside = [path for path in MODULES if layer_of(name_of(path)) in NO_UPSTREAM]
+
+    assert [name_of(path) for path in outside if "opencode" in ours(path)] == []
 
 
 def test_the_demo_model_stands_alone() -> None:
     demo = (SOURCE.parent / "opencode_a2a_demo").glob("*.py")
 
     assert not [m for path in demo for m in imports_of(path) if m.split(".")[0] == PACKAGE]
+
+
+def test_only_migrate_imports_the_importer_of_earlier_databases() -> None:
+    using = [name_of(path) for path in MODULES if "opencode_a2a_import" in imports_of(path)]
+
+    assert using == [f"{PACKAGE}.cli.setup"]
 
 
 def test_root_modules_are_single_files() -> None:
@@ -96,10 +112,9 @@ def test_root_modules_are_single_files() -> None:
     assert folders == {*LAYERS, "config"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_the_types_of_failures_are_declared(path: Path) -> None:
+def test_the_types_of_failures_are_declared() -> None:
     """A failure whose type is a plain string would be missing from ``docs/errors.md``."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in (node for path in MODULES for node in ast.walk(tree_of(path))):
         match node:
             case ast.Call(func=ast.Name("Failure"), args=[ast.Constant(value), *_]):
                 pytest.fail(f"declare {value} in FailureType")
@@ -121,7 +136,7 @@ def test_only_the_driver_knows_names_of_one_version_of_opencode(path: Path) -> N
     """OpenCode 2 has other paths, events and permissions: a second driver is one package."""
     if layer_of(name_of(path)) == "opencode":
         return
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = [
         node.value

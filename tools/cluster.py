@@ -4,12 +4,13 @@ Made for killing a process and watching a stream continue. Both replicas list bo
 then can one replica continue the tasks of the other. One port stands in front of both replicas, as
 a load balancer would: a client that lost its connection reconnects to the same address and reaches
 whichever replica is up. A replica that ends is restarted after a while, so that the other has time
-to take over.
+to take over; so is PostgreSQL, for which both wait.
 """
 
 import argparse
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import signal
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import structlog
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
@@ -34,6 +36,9 @@ HOST = "127.0.0.1"
 LEASE_SECONDS = 4
 RESTART_SECONDS = 12.0
 """Longer than the lease, so that the other replica has taken over by then."""
+DATABASE_RESTART_SECONDS = 5.0
+"""Long enough to see what the replicas do without a database."""
+WATCH_SECONDS = 0.2
 ROUTINE = {"request", "opencode answers"}
 """Log records that are not shown."""
 UNSAID = {"timestamp", "level", "logger", "event"}
@@ -75,8 +80,7 @@ class ReplicaProcess:
                 self._show(line.decode(errors="replace").rstrip())
             status = await process.wait()
             self.listening.clear()
-            how = signal.Signals(-status).name if status < 0 else f"with status {status}"
-            say(self.name, f"ended ({how}); restarting in {RESTART_SECONDS:.0f} s")
+            say(self.name, f"ended ({_how(status)}); restarting in {RESTART_SECONDS:.0f} s")
             await asyncio.sleep(RESTART_SECONDS)
 
     def _show(self, line: str) -> None:
@@ -105,6 +109,21 @@ class ReplicaProcess:
                 return
             process.kill()
             await process.wait()
+
+
+async def keep_running(database: PostgresServer) -> None:
+    """Start PostgreSQL again whenever it ends, and say so."""
+    while True:
+        while (status := database.status) is None:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(WATCH_SECONDS)
+        say("PostgreSQL", f"ended ({_how(status)}); restarting in {DATABASE_RESTART_SECONDS:.0f} s")
+        await asyncio.sleep(DATABASE_RESTART_SECONDS)
+        await asyncio.to_thread(database.start)
+        say("PostgreSQL", f"runs again; kill it with: kill -9 {database.pid}")
+
+
+def _how(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"with status {status}"
 
 
 class Front:
@@ -137,7 +156,8 @@ async def serve(port: int, workspace: Path, place: Path) -> None:
     async with AsyncExitStack() as stack:
         asking: JsonObject = {"permission": {"bash": "ask", "edit": "ask"}}
         database = stack.enter_context(PostgresServer())
-        say("PostgreSQL", f"runs on {HOST}:{database.port}")
+        where = f"{HOST}:{database.port}"
+        say("PostgreSQL", f"runs on {where}; kill it with: kill -9 {database.pid}")
         behind = await stack.enter_async_context(pool(workspace, place, asking))
         for name, opencode in behind.opencodes.items():
             # The first request for a directory takes OpenCode seconds, in which it answers nobody.
@@ -167,6 +187,7 @@ async def serve(port: int, workspace: Path, place: Path) -> None:
         for replica in replicas:
             stack.push_async_callback(replica.end)
         watched = [asyncio.create_task(replica.supervise()) for replica in replicas]
+        watched.append(asyncio.create_task(keep_running(database)))
         for task in watched:
             stack.callback(task.cancel)
         for replica in replicas:
@@ -198,7 +219,8 @@ has stored it, at the end of the answer.
 
 If the stream does not pause, the other replica was running the task.
 Every replica knows every task, whichever answers: {program} tasks http://{HOST}:{port}
-A replica that ends is restarted after {RESTART_SECONDS:.0f} s. Ctrl-C ends everything.
+A replica that ends is restarted after {RESTART_SECONDS:.0f} s, PostgreSQL after
+{DATABASE_RESTART_SECONDS:.0f} s. Ctrl-C ends everything.
 """,
         flush=True,
     )
@@ -216,6 +238,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="the replicas use the next two")
     parser.add_argument("--workspace", help="where the agent works; default: a new directory")
     given = parser.parse_args()
+    # What this program does itself is told by ``say``; the replicas log for themselves.
+    quiet = structlog.make_filtering_bound_logger(logging.WARNING)
+    structlog.configure(wrapper_class=quiet)
     for port in range(given.port, given.port + 3):
         try:
             socket.create_server((HOST, port)).close()

@@ -3,13 +3,19 @@
 Each page is read from declarations in the code, so that nothing is written twice.
 """
 
+import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from inspect import getdoc
+from inspect import cleandoc, getdoc
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import click
+
+from opencode_a2a import __version__, cli
 from opencode_a2a.a2a.operations import OPERATIONS
+from opencode_a2a.cli.serve import SettingOption
 from opencode_a2a.config import (
     CONFIG_VARIABLE,
     GROUPS,
@@ -17,6 +23,7 @@ from opencode_a2a.config import (
     OpenCodeSettings,
     Setting,
     Settings,
+    settings_schema,
 )
 from opencode_a2a.errors import InternalError, InvalidFieldError, MissingFieldError, ServiceError
 from opencode_a2a.events import FailureType, Json, JsonObject
@@ -49,8 +56,8 @@ variable counts as not set. Write lists with commas or as JSON arrays, and lists
 Secrets cannot be passed as flags. A misspelt `A2A_` variable is an error if its words are in
 another order or up to a quarter of its letters are wrong. An `A2A_` variable that resembles no
 setting causes a warning, and so does an `OPENCODE_` variable that looks misspelt; OpenCode's own
-variables are left alone. `opencode-a2a settings` prints the settings in effect, and `opencode-a2a
-doctor` checks them.
+variables are left alone. `opencode-a2a settings` prints what is set, with `--all` all settings in
+effect, and `opencode-a2a doctor` checks them.
 
 `serve` also takes `--host`, `--port`, `--demo` and `--managed` for `--a2a-host`, `--a2a-port`,
 `--a2a-demo` and `--opencode-managed-server`.
@@ -63,7 +70,14 @@ port = 8080
 [opencode]
 workspace_root = "/srv/project"
 ```
+
+[`config.schema.json`](config.schema.json) is the JSON Schema of this file; `opencode-a2a settings
+--schema` prints it too. An editor that knows it, for example by the line
+`#:schema ./config.schema.json` at the top of the file, completes keys and marks misspelt ones.
 """
+
+
+FEW = ("opencode.workspace_root", "opencode.ask", "a2a.port", "auth.bearer_token", "a2a.public_url")
 
 
 def settings_page() -> str:
@@ -71,10 +85,15 @@ def settings_page() -> str:
 
 
 def _sections() -> Iterator[str]:
+    yield "\n## The five that matter\n\nMost people need no others.\n\n" + _COLUMNS
+    yield from (_row(SETTINGS[key]) for key in FEW)
     for name, group in GROUPS.items():
         yield f"\n## `[{name}]`\n\n{group.__doc__}\n\n"
-        yield "| Variable | Key and flag | Default | Meaning |\n|---|---|---|---|\n"
+        yield _COLUMNS
         yield from (_row(setting) for setting in SETTINGS.values() if setting.group == name)
+
+
+_COLUMNS = "| Variable | Key and flag | Default | Meaning |\n|---|---|---|---|\n"
 
 
 def _row(setting: Setting) -> str:
@@ -110,10 +129,31 @@ CLIENTS_HEAD = """\
 ## Clients
 
 The table shows what a person sees in clients of other projects, unmodified, with a real OpenCode
-behind the service: the answer of a turn with reasoning, a tool and a changed file; the question
-when a command needs permission; the answer after the client has sent "yes"; and why a turn failed.
-*Right* means that the client shows exactly that and nothing else. `make clients` runs all of them
-and writes this table.
+behind the service: the answer of a turn that is text alone; that of a turn with reasoning, a tool
+and a changed file; the question when a command needs permission; the answer after the client has
+sent "yes"; and why a turn failed. Each client takes the binding that it chooses by the card, and
+folds a stream itself. *Right* means that the client shows exactly that and nothing else.
+`make clients` runs all of them and writes this table. The official `a2a` command line is missing:
+it is written in Go, and what it is built from is in no package registry that we install from.
+
+What the table decided:
+
+- A stream ends an artifact with an empty piece that has `lastChunk`. ADK keeps only the piece with
+  `lastChunk`, and expects the whole text in it; what it kept of an answer is empty. Two other
+  endings were tried on the 18 rows that stream. With the whole text in the last piece ADK is right,
+  and plain turns are right in 9 rows instead of 12: clients that add the pieces up show the answer
+  twice. With the answer in the last status ADK and Strands are right, and LiteLLM, CrewAI, AG2,
+  LangChain and Agent Framework show it twice (11 rows). `lastChunk` on the last piece of text is no
+  way out: nobody knows that a piece is the last before the turn ends, and ADK would take it for the
+  answer. So the stream repeats nothing, and ADK should not stream:
+  `RemoteA2aAgent(a2a_client_factory=ClientFactory(ClientConfig(streaming=False)))`.
+- The answer is the last artifact, and in the status message as well if there are other artifacts,
+  because LiteLLM reads the status or else the first artifact. Clients that join both show it twice
+  then: AG2 when it polls, CrewAI when it polls, Mastra's `generate`.
+- A question, or why a turn failed, is an artifact as well if there are others, because BeeAI reads
+  no status then. AG2 keeps the text of that artifact in the answer when it polls; it streams by
+  default. Without others there is no such artifact: the Vercel AI SDK and Mastra, which join both,
+  would show it twice. Agent Framework alone misses it, for a failure.
 """
 
 
@@ -377,12 +417,127 @@ def _value(value: Json) -> str:
             return f"`{value}`"
 
 
+COMMANDS_HEAD = """\
+# Command line
+
+<!-- Generated by tools/docs.py from opencode_a2a.cli; run `make docs` after a change. -->
+
+Answers go to standard output, errors to standard error in one line with the remedy. The exit
+status is 0 for success, 1 for a failure, 2 if a person has to correct something (usage, settings, a
+missing program), and 3 if an agent waits for input. `serve` and `doctor` also take every
+[setting](settings.md) that is not a secret as a flag. The wheel brings this page as
+`man opencode-a2a`.
+
+"""
+FILES = (
+    (
+        "~/.config/opencode-a2a/config.toml",
+        f"The settings file, unless {CONFIG_VARIABLE} or --config names another.",
+    ),
+    ("~/.local/state/opencode-a2a", "Tasks, the generated token, and the data of the demo."),
+)
+
+
+class Command(NamedTuple):
+    """What the help of one command says."""
+
+    name: str
+    summary: str
+    usage: str
+    paragraphs: list[str]
+    """Those that begin with a line ``\\b`` are shown as they are."""
+    options: list[tuple[str, str]]
+
+
+def commands() -> Iterator[Command]:
+    """Yield the commands without the flags that are settings."""
+    context = click.Context(cli.main, info_name="opencode-a2a")
+    for name, (_, summary) in cli.COMMANDS.items():
+        command = cli.main.get_command(context, name)
+        assert command is not None  # noqa: S101 - it is listed
+        own = click.Context(command, info_name=name, parent=context)
+        usage = " ".join(command.collect_usage_pieces(own))
+        paragraphs = re.split(r"\n\s*\n", cleandoc(command.help or ""))
+        records = [
+            param.get_help_record(own)
+            for param in command.get_params(own)
+            if isinstance(param, click.Option)
+            and not isinstance(param, SettingOption)
+            and param.name != "help"
+        ]
+        yield Command(name, summary, usage, paragraphs, [one for one in records if one])
+
+
+def commands_page() -> str:
+    return COMMANDS_HEAD + "\n".join("\n".join(_command(command)) for command in commands())
+
+
+def _command(command: Command) -> Iterator[str]:
+    yield f"## `{command.name}`\n\n```text\nopencode-a2a {command.name} {command.usage}\n```\n"
+    for paragraph in command.paragraphs:
+        verbatim = paragraph.removeprefix("\b\n")
+        yield paragraph + "\n" if verbatim == paragraph else f"```text\n{verbatim}\n```\n"
+    if command.options:
+        yield "| option | |\n|---|---|"
+    for record in command.options:
+        option, text = (cell.replace("|", "\\|") for cell in record)
+        yield f"| `{option}` | {text} |"
+    yield ""
+
+
+def man_page() -> str:
+    return "\n".join(_roff()) + "\n"
+
+
+def _roff() -> Iterator[str]:
+    yield '.\\" Generated by tools/docs.py from opencode_a2a.cli; run `make docs`.'
+    yield f'.TH OPENCODE-A2A 1 "" "opencode-a2a {__version__}" "User Commands"'
+    yield ".SH NAME\nopencode-a2a \\- turn an OpenCode server into an A2A agent"
+    yield ".SH SYNOPSIS\n.B opencode-a2a\n.I command\n.RI [ options ]"
+    yield f".SH DESCRIPTION\n{_escaped(cleandoc(cli.main.help or ''))}"
+    yield (
+        "Settings are flags of\n.BR serve ,\nenvironment variables, or keys of a TOML file; "
+        "\\(oqopencode\\-a2a serve \\-\\-help\\-all\\(cq lists them."
+    )
+    yield ".SH COMMANDS"
+    for command in commands():
+        yield f".SS {_escaped(f'opencode-a2a {command.name} {command.usage}')}"
+        for index, paragraph in enumerate(command.paragraphs):
+            verbatim = paragraph.removeprefix("\b\n")
+            if verbatim == paragraph:
+                yield (".PP\n" if index else "") + _escaped(" ".join(paragraph.split()))
+            else:
+                yield f".PP\n.nf\n{_escaped(verbatim)}\n.fi"
+        for option, text in command.options:
+            yield f".TP\n.B {_escaped(option)}\n{_escaped(text)}"
+    yield ".SH EXIT STATUS"
+    for status, meaning in (
+        (0, "Success."),
+        (1, "Failure."),
+        (2, "A person has to act: wrong usage or settings, or a missing program."),
+        (3, "The agent waits for input or for a sign-in."),
+    ):
+        yield f".TP\n.B {status}\n{meaning}"
+    yield ".SH FILES"
+    yield from (f".TP\n.I {_escaped(name)}\n{_escaped(text)}" for name, text in FILES)
+
+
+def _escaped(text: str) -> str:
+    """Return text in which roff finds no request of its own."""
+    plain = text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti")
+    plain = plain.replace("…", "\\&...").replace("'", "\\(aq").replace("`", "\\(ga")
+    return re.sub(r"(?m)^\.", "\\&.", plain)
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "methods.md": lambda: methods_page(ALL_EXTENSIONS),
     "errors.md": errors_page,
     "extension-specifications.md": lambda: specifications_page(ALL_EXTENSIONS),
     "compatibility.md": compatibility_page,
+    "commands.md": commands_page,
+    "opencode-a2a.1": man_page,
+    "config.schema.json": lambda: json.dumps(settings_schema(), indent=2) + "\n",
 }
 """Each generated page and what writes it."""
 

@@ -405,14 +405,17 @@ class Fuzzer:
         return response.status_code, b"".join(chunks).decode(errors="replace")
 
     def _judge(self, made: Request, status: int, text: str) -> None:
-        if status >= 500 and not (status in (502, 503, 504) and "UPSTREAM_" in text):
+        # The simulated OpenCode runs in this busy process, and is slow to answer now and then.
+        upstream = status in (502, 503, 504) and "UPSTREAM_" in text
+        unready = status == 503 and made.target.partition("?")[0].endswith("/readyz")
+        if status >= 500 and not (upstream or unready):
             self._fail(f"status {status}", made, text)
         if re.search(r'"code":\s*-32603\b', text):
             self._fail("code -32603", made, text)
-        if '"error"' in text or status >= 400:
-            if LEAK.search(text):
+        if told := errors_in(status, text):
+            if LEAK.search(told):
                 self._fail("an error tells code", made, text)
-            if any(secret in text for secret in self.secrets):
+            if any(secret in told for secret in self.secrets):
                 self._fail("an error tells a path", made, text)
         else:
             self.maker.learn(text)
@@ -442,6 +445,19 @@ class Fuzzer:
     def megabytes(self) -> float:
         status = Path(f"/proc/{self.program.pid}/status").read_text()
         return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
+
+
+def errors_in(status: int, text: str) -> str:
+    """Return the errors in a response; a task that is shown may have been given a directory."""
+    if status >= 400:
+        return text
+    errors: list[str] = []
+    for line in text.split("\n"):  # the events of a stream, or one document
+        with suppress(ValueError):
+            value: Any = json.loads(line.removeprefix("data: "))
+            if isinstance(value, dict) and "error" in value:
+                errors.append(line)
+    return "\n".join(errors)
 
 
 @asynccontextmanager

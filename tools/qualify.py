@@ -14,6 +14,8 @@ import xml.etree.ElementTree as ElementTree
 from datetime import UTC, datetime
 from pathlib import Path
 
+from opencode_a2a.opencode.kinds import of_version, problem_of
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "opencode.md"
 BEGIN, END = "<!-- written by make qualify -->\n", "<!-- end of the table -->\n"
@@ -141,11 +143,30 @@ def write(version: str, passed: dict[str, tuple[int, int]]) -> None:
     PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
 
 
+def refused(version: str) -> bool:
+    """Say why no version of this name can be tried; whether that is so."""
+    why = problem_of(of_version(version))
+    if why is not None:
+        print(f"OpenCode {version} cannot be tried: {why.what}", file=sys.stderr)
+    return why is not None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version", help="of the npm package opencode-ai, such as 1.18.33")
     version: str = parser.parse_args().version
-    passed = tried(install(version))
+    if refused(version):
+        return 2
+    try:
+        program = install(version)
+        # A tag, or another package under this name, says only now what it is.
+        printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)  # noqa: S603 - it was just installed
+    except subprocess.CalledProcessError as error:
+        print(f"OpenCode {version} cannot be tried: {error}", file=sys.stderr)
+        return 2
+    if refused(printed.stdout.strip()):
+        return 2
+    passed = tried(program)
     write(version, passed)
     failed = [area for area, (good, count) in passed.items() if good < count or not count]
     print(f"OpenCode {version}: " + (f"failed in {', '.join(failed)}" if failed else "qualified"))

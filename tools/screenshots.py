@@ -107,7 +107,9 @@ async def _open(browser: Browser, service: Running, scheme: Any, size: tuple[int
         color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, locale="en-GB"
     )
     await context.add_init_script(f"sessionStorage.setItem('{KEY}', 'Bearer {TOKEN}')")
-    return await context.new_page()
+    page = await context.new_page()
+    page.set_default_timeout(120_000)  # for a busy machine
+    return page
 
 
 async def _picture(page: Page, name: str) -> None:

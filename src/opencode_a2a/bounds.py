@@ -23,8 +23,8 @@ class Recent(OrderedDict[K, V]):
             self.popitem(last=False)
 
 
-async def wait(event: asyncio.Event, seconds: float) -> bool:
-    """Wait until an event is set, at most for some seconds; return whether it is set."""
+async def wait(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until an event is set, at most for some seconds if given; return whether it is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

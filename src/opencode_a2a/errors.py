@@ -4,9 +4,8 @@ Every layer raises these; only ``a2a.errors`` turns them into bodies. Messages a
 name the remedy; ``data`` is for programs and never holds a path, a secret or the text of a driver.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
 from opencode_a2a.events import Json
 
@@ -20,6 +19,10 @@ class Violation:
 
     field: str
     description: str
+
+
+VIOLATIONS = ("field", "fields", "violations")
+"""The data of every error that names wrong fields."""
 
 
 class ServiceError(Exception):
@@ -55,6 +58,13 @@ class ServiceError(Exception):
         return self
 
 
+class TaskUnreadableError(ServiceError):
+    """The stored task is damaged, or was written by a later version of the service."""
+
+    reason = "TASK_UNREADABLE"
+    message = "The stored task cannot be read; the log of the service names it"
+
+
 class ParseError(ServiceError):
     """The body is not JSON, or not UTF-8, or nested too deeply."""
 
@@ -69,6 +79,18 @@ class InvalidRequestError(ServiceError):
 
     code, http, status, reason = -32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"
     message = "The body is not a JSON-RPC request"
+    data_fields = VIOLATIONS
+
+
+DisabledReason: TypeAlias = Literal["disabled_by_configuration", "disabled_by_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """Why a deployment does not offer a method: the reason, and the setting behind it."""
+
+    reason: DisabledReason
+    toggle: str
 
 
 class MethodNotFoundError(ServiceError):
@@ -84,23 +106,20 @@ class MethodNotFoundError(ServiceError):
     def named(
         cls,
         method: str,
-        off: Mapping[str, str] | None,
+        off: Off | None,
         protocol_version: str,
         supported_methods: list[Json] | None = None,
     ) -> Self:
-        """Return the error for an unknown method, or one that is switched off.
-
-        ``off`` has the setting that switches it off (``toggle``) and the ``reason``.
-        """
+        """Return the error for an unknown method, or one that is switched off."""
         text = f"There is no method {method[:128]}"
         return cls(
-            text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
+            text if off is None else f"{text} here: {off.reason} ({off.toggle})",
             method=method[:128],
             supported_methods=supported_methods,
             protocol_version=protocol_version,
             conditional=None if off is None else True,
-            toggle=off["toggle"] if off else None,
-            disabled=off["reason"] if off else None,
+            toggle=off.toggle if off else None,
+            disabled=off.reason if off else None,
         )
 
 
@@ -116,7 +135,7 @@ class InvalidParamsError(ServiceError):
 
     code, http, status, reason = -32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS"
     message = "Invalid parameters"
-    data_fields = ("field", "fields", "violations")
+    data_fields = VIOLATIONS
     outcome = "invalid_params"
 
     @classmethod
@@ -141,14 +160,14 @@ class InvalidFieldError(InvalidParamsError):
     """Fields of an extension method are unknown or wrong; ``field`` and ``fields`` name them."""
 
     reason = "INVALID_FIELD"
-    data_fields = ("field", "fields", "violations", "max")
+    data_fields = (*VIOLATIONS, "max")
 
 
 class PaginationModeError(InvalidParamsError):
     """A page or cursor was given to an extension method that only has a limit."""
 
     reason = "INVALID_PAGINATION_MODE"
-    data_fields = ("fields", "supported", "unsupported", "violations")
+    data_fields = (*VIOLATIONS, "supported", "unsupported")
 
 
 class ContentTypeNotSupportedError(ServiceError):
@@ -156,7 +175,7 @@ class ContentTypeNotSupportedError(ServiceError):
 
     code, http, status, reason = -32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
     message = "Content type not supported"
-    data_fields = ("supported_media_types", "violations")
+    data_fields = ("supported_media_types", *VIOLATIONS)
 
 
 class MediaTypeNotSupportedError(ContentTypeNotSupportedError):

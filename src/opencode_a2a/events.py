@@ -68,7 +68,9 @@ class Grew:
     """New text of a channel; never a repeat of what an earlier event carried.
 
     The texts of one channel, joined as they are, are the channel's text: what separates two parts
-    of an answer is already in ``text``. ``opens`` marks the first event of the channel. Nobody
+    of an answer is already in ``text``. ``opens`` marks the first event of the channel. ``ends_at``
+    is the id of OpenCode's event that the text ends with: a process that resumes the turn goes on
+    after it. It is empty if the part has ended with the text, or OpenCode gave no id. Nobody
     changes one; it is not frozen because that would triple the time to make it.
     """
 
@@ -77,6 +79,7 @@ class Grew:
     part_id: str
     text: str
     opens: bool = False
+    ends_at: str = ""
 
 
 @dataclass(slots=True)
@@ -163,12 +166,14 @@ ProgressType = Literal[
     "subagent",
     "todo",
     "queue",
+    "text",
     "session",
     "message",
     "permission",
     "question",
     "peer",
     "recovered",
+    "cancel",
 ]
 """The subjects of progress; ``docs/guide.md`` lists them for clients."""
 
@@ -443,6 +448,10 @@ class FailureType(StrEnum):
         "UPSTREAM_STRUCTURED_OUTPUT",
         "The model did not answer in the form that was asked for.",
     )
+    UNSTORABLE = (
+        "UNSTORABLE",
+        "Something that belongs to the task can never be stored; the turn was stopped.",
+    )
     INTERRUPT_EXPIRED = (
         "INTERRUPT_EXPIRED",
         "Nobody answered a permission or question, or approved a plan, in time.",
@@ -507,6 +516,8 @@ class RunningText:
     """The message that the latest text is from."""
     parts: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     closed: bool = False
+    ends_at: str = ""
+    """That of the latest event, as it was logged; the turn reader keeps its own."""
 
     @property
     def text(self) -> str:
@@ -526,6 +537,7 @@ def fold_text(
                 text.parts.append((event.part_id, []))
             text.parts[-1][1].append(event.text)
             text.message_id = event.message_id
+            text.ends_at = event.ends_at
         case ChannelReplaced():
             parts = [(part_id, [text]) for part_id, text in event.parts]
             texts[event.channel] = RunningText(event.message_id, parts)

@@ -10,10 +10,13 @@ for a body of 1 kB. Only if a scan finds something suspicious is the document pa
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import orjson
+from pydantic_core import from_json
 
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
@@ -25,6 +28,7 @@ _DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 """Translation table that turns every digit into 0 and every other byte into a space."""
 _LONG_NUMBER = b"0" * 19
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STRING_OR_BRACKET = re.compile(_STRINGS.pattern + rb"|[\[\]{}]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """Translation table that turns opening brackets into 1 and closing ones into -1 (as int8)."""
@@ -59,17 +63,78 @@ def whole_characters(body: bytes) -> bytes:
     return rb"\ufffd".join(body[a:b] for a, b in zip(begins, ends, strict=True))
 
 
-def loads(body: bytes) -> Any:
-    """Return the value of a document, with halves of characters replaced; may raise orjson's error.
+def _too_deep(body: bytes) -> bool:
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return False
+    steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b"))) > MAX_DEPTH
 
-    For documents of a trusted program: nothing else is checked.
+
+def _shallow(body: bytes) -> bytes:
+    """Put null in place of everything that is nested too deeply in a document."""
+    kept, depth, start = list[bytes](), 0, 0
+    for found in _STRING_OR_BRACKET.finditer(body):
+        if found[0] in b"[{":
+            depth += 1
+            if depth == MAX_DEPTH + 1:
+                kept += body[start : found.start()], b"null"
+        elif found[0] in b"]}":
+            if depth == MAX_DEPTH + 1:
+                start = found.end()
+            depth -= 1
+    return b"".join([*kept, body[start:]]) if depth == 0 else body
+
+
+def loads(body: bytes) -> Any:
+    """Return the value of a document of a trusted program; ValueError if it is not JSON.
+
+    What other decoders accept and ours do not is mended: halves of characters are replaced, what is
+    nested too deeply is null, and a number beyond all bounds is infinite.
     """
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        if "surrogate" not in error.msg:
-            raise
-        return orjson.loads(whole_characters(body))
+    except orjson.JSONDecodeError:
+        return from_json(_shallow(whole_characters(body)))
+
+
+def storable(value: Any) -> Any:
+    """Return a value as it can be encoded, also inside of another.
+
+    An integer of more than 64 bits becomes a float, as in every decoder that knows only those, and
+    what is nested too deeply becomes null.
+    """
+    try:
+        encoded = orjson.dumps(value)
+    except TypeError:  # orjson says no more than that
+        pass
+    else:
+        if not _too_deep(encoded):
+            return value
+    return _mended(value, MAX_DEPTH)
+
+
+def _mended(value: Any, depth: int) -> Any:
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, dict | list | tuple) and not depth:
+        return None
+    match value:
+        case dict():
+            known = cast("dict[str, Any]", value)
+            return {_mended_text(key): _mended(one, depth - 1) for key, one in known.items()}
+        case list() | tuple():
+            items = cast("Sequence[Any]", value)
+            return [_mended(one, depth - 1) for one in items]
+        case str():
+            return _mended_text(value)
+        case int() if not _SMALLEST <= value <= _LARGEST:
+            return float(value) if value.bit_length() < 1024 else None
+        case _:
+            return value
+
+
+def _mended_text(text: str) -> str:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def decode(body: bytes) -> Json:
@@ -78,10 +143,8 @@ def decode(body: bytes) -> Json:
         value: Json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         _explain(body, error)
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
-        if max(accumulate(memoryview(steps).cast("b"))) > MAX_DEPTH:
-            _refuse_depth()
+    if _too_deep(body):
+        _refuse_depth()
     # Decoding drops a repeated key, and encoding then yields fewer colons. It yields more only for
     # a colon that was written as an escape.
     repeats = body.count(b":") != orjson.dumps(value).count(b":") or b"\\u003" in body

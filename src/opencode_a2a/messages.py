@@ -5,6 +5,7 @@ stores both: messages in the log, as the history of a task, and the request of t
 the task, for a restart. Values of data parts and metadata are kept exactly as they came.
 """
 
+import hmac
 import os
 import threading
 import time
@@ -113,21 +114,40 @@ ANYWHERE = Routing()
 """The routing of a message that does not say where or how to run."""
 
 
-class _MessageIds:
-    """Makes OpenCode message ids. Each sorts after all ids made before it."""
+class MessageIds:
+    """Makes OpenCode message ids. Each sorts after all ids made before it.
 
-    def __init__(self) -> None:
+    An id ends with a mark that only a process with the same key can make. So a prompt of this
+    service can be told from one that somebody else gave to the same OpenCode.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        """``key`` is kept in the database, so that all processes that use it have the same."""
         self._lock = threading.Lock()
         self._last = 0
+        self._key = key
 
     def __call__(self) -> MessageId:
-        tail = "".join(ALPHABET[byte % 62] for byte in os.urandom(14))
+        drawn = _characters(os.urandom(_HALF))
         with self._lock:
             self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
-            return MessageId(f"msg_{self._last % 2**48:012x}{tail}")
+            made = f"msg_{self._last % 2**48:012x}{drawn}"
+        return MessageId(made + self._mark(made))
+
+    def made(self, message_id: MessageId) -> bool:
+        """Whether an id was made with this key; one in 62 ** 7 others looks as if."""
+        return hmac.compare_digest(message_id[-_HALF:], self._mark(message_id[:-_HALF]))
+
+    def _mark(self, made: str) -> str:
+        return _characters(hmac.digest(self._key, f"prompt {made}".encode(), "sha256")[:_HALF])
 
 
-new_message_id = _MessageIds()
+_HALF = 7
+"""OpenCode's ids end with 14 characters: half of them are random in ours, half are the mark."""
+
+
+def _characters(data: bytes) -> str:
+    return "".join(ALPHABET[byte % 62] for byte in data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +155,9 @@ class TurnRequest:
     """A turn to run: the prompt, and where and how to run it."""
 
     prompt: tuple[PromptPart, ...]
-    routing: Routing = ANYWHERE
-    user_message_id: MessageId = field(default_factory=new_message_id)
+    user_message_id: MessageId
     """The id of the prompt in OpenCode: if OpenCode has it, the prompt was sent."""
+    routing: Routing = ANYWHERE
     rights: Rights = FULL
     """The rights of the turn: those that credential and caller both allow."""
     delivery: Delivery | None = None

@@ -4,15 +4,30 @@ Each is declared here once and updated by the layer that it is about. Labels hol
 states and outcomes, never an id or a name that a caller chose.
 """
 
+import platform
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
+from opencode_a2a import __version__
+
+disable_created_metrics()
 REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
 _counter = partial(Counter, registry=REGISTRY)
 _gauge = partial(Gauge, registry=REGISTRY)
 _histogram = partial(Histogram, registry=REGISTRY)
 
+BUILD_INFO = _gauge("a2a_build_info", "The versions that run; always 1.", ("version", "python"))
+BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 REQUESTS = _counter("a2a_requests", "Requests answered.", ("method", "route", "status"))
 REQUEST_SECONDS = _histogram(
     "a2a_request_duration_seconds",
@@ -36,6 +51,10 @@ UPSTREAM_RETRIES = _counter("opencode_stream_retries", "Reconnections to OpenCod
 UPSTREAM_UP = _gauge("a2a_upstream_up", "Whether OpenCode can be reached.", ("upstream",))
 UPSTREAM_RUNNING = _gauge("a2a_upstream_running", "Turns that run in OpenCode.", ("upstream",))
 TASKS = _gauge("a2a_tasks", "Open tasks, by state.", ("state",))
+WAITING_OLDEST = _gauge(
+    "a2a_waiting_oldest_seconds",
+    "Seconds for which the oldest task that waits for a person here has been waiting.",
+)
 TASKS_ENDED = _counter("a2a_tasks_ended", "Tasks ended, by outcome.", ("outcome",))
 INTERRUPT_REQUESTS = _counter("interrupt_requests", "Permissions and questions asked.", ("kind",))
 INTERRUPT_RESOLVED = _counter(
@@ -111,6 +130,15 @@ TAKEOVER_SECONDS = _histogram(
     "Seconds from taking over an OpenCode until its open tasks continued.",
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30),
 )
+
+# A rise of what was not there before is not seen as one.
+for _counted, _values in (
+    (OIDC_REFRESHES, ("ok", "failed")),
+    (PUSH_ENDED, ("done", "stopped", "failed")),
+    (TAKEOVERS, ("new", "handed over", "gone")),
+):
+    for _value in _values:
+        _counted.labels(_value)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

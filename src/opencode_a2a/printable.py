@@ -1,7 +1,8 @@
 """Text for a terminal: safe if it comes from outside, and short if it is a figure.
 
 Text from agents reaches terminals, logs and models. It must not move the cursor, set a title,
-reverse the direction of writing, or contain words that nobody sees. ``terminal`` and the commands
+reverse the direction of writing, or contain words that nobody sees: ``clean`` leaves those out, and
+``visible`` names them where a person decides by the text. ``terminal`` and the commands
 in ``cli`` print times, tokens, money and paths in few characters.
 """
 
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +24,15 @@ _HIDDEN = re.compile(
     "\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
     "\ud800-\udfff]"
 )
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\xa0\xad"  # controls, blanks and the soft hyphen of Latin 1
+    "\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f"
+    "\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "|[ \t]{40,}"
+)
+"""What is drawn elsewhere, not at all, or as a blank; ``web/console/odd.js`` has the same."""
 
 
 def clean(text: str) -> str:
@@ -29,15 +40,41 @@ def clean(text: str) -> str:
     return _HIDDEN.sub("", text)
 
 
+def visible(text: str) -> str:
+    """Name the characters that nobody would see, and long runs of spaces.
+
+    For text that a person is asked to approve: nothing is left out, and nothing moves.
+    """
+
+    def name(found: re.Match[str]) -> str:
+        run = found[0]
+        return f"⟨{len(run)} spaces⟩" if len(run) > 1 else f"⟨U+{ord(run):04X}⟩"
+
+    return _ODD.sub(name, text)
+
+
 def one_line(text: str, width: int = 72) -> str:
-    """Return text on one line, cut at the width."""
+    """Return text on one line, cut at the width in columns of a terminal."""
     flat = " ".join(clean(text[: 4 * width]).split())
-    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+    if columns(flat) <= width:
+        return flat
+    end, taken = 0, 1  # for the dots
+    while (taken := taken + columns(flat[end])) <= width:
+        end += 1
+    return f"{flat[:end]}…"
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: letters of East Asia take two each."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def indented(text: str) -> str:
     """Indent every line, so that none can be mistaken for a line of this program."""
-    return "\n".join(f"  {line}".rstrip() for line in clean(text).strip().splitlines())
+    return "\n".join(f"  {line}".rstrip() for line in visible(text).strip().splitlines())
 
 
 def escaped(encoded: str) -> str:

@@ -44,6 +44,8 @@ ASKED_AS: Final[Mapping[str, str]] = {
 }
 """Names that rules may use by mistake (of tools, or in OpenCode 2), with the right permission."""
 SUBAGENT: Final = "task"
+SHELL: Final = "bash"
+"""The permission to run a command line."""
 QUESTION: Final = "question"
 _WIDTH: Mapping[Action, int] = {"deny": 0, "ask": 1, "allow": 2}
 
@@ -79,6 +81,11 @@ class Rights:
         if not self.waits and (action == "ask" or permission == QUESTION):
             return "deny"
         return action
+
+
+def at_least(action: Action, least: Action) -> bool:
+    """Whether an action is as wide as the least that is needed, or wider."""
+    return _WIDTH[action] >= _WIDTH[least]
 
 
 def unmatched(names: Iterable[str], known: Iterable[str] = ()) -> Iterator[tuple[str, str | None]]:

@@ -13,7 +13,8 @@ import orjson
 from opencode_a2a.events import Json, JsonObject
 
 MAX_BYTES = 64 * 1024
-MAX_DEPTH = 64
+MAX_DEPTH = 56
+"""Less than any JSON body may be nested: the request around the schema counts too."""
 MAX_NODES = 10_000
 """Values in the schema, where a reference counts as many as it refers to."""
 MAX_PROBLEMS = 10

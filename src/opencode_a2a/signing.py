@@ -1,6 +1,6 @@
 """Keys for signatures: the service's own, and those that others publish.
 
-``server.card`` signs cards, and ``server.push`` the tokens for webhooks; the public keys are
+``server.card`` signs cards, and ``push.sender`` the tokens for webhooks; the public keys are
 published as a JSON Web Key Set (RFC 7517). ``web.oidc`` and ``peers.proof`` verify with the keys of
 others. PyJWT comes with the extra ``security`` and is imported only if there is a key. Nothing here
 knows what is signed.

@@ -2,7 +2,7 @@
 
 ``app`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``. A
 record is one line with the ids of request and task from ``structlog.contextvars``, and without
-secrets. ``web.edge`` begins a W3C trace, and ``opencode`` and ``server.push`` pass it on with
+secrets. ``web.edge`` begins a W3C trace, and ``opencode`` and ``push.sender`` pass it on with
 ``trace_headers``. Nothing here knows what is logged or traced.
 """
 

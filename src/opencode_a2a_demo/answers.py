@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from opencode_a2a_demo.chat import ChatMessage
-from opencode_a2a_demo.script import Call, Reply, Say, Script, Think, digest_of
+from opencode_a2a_demo.script import OTHERWISE, Call, Reply, Say, Script, Think, digest_of
 
 RESULT = "{{result}}"
 """Stands for the last tool result in what is said."""
@@ -19,8 +19,14 @@ _PACE = 0.015
 _REFUSED = re.compile(r"The user (rejected|dismissed|has specified a rule)")
 """How OpenCode begins the result of a tool that it was not allowed to run."""
 _LOOK_AT = 2000
+_BEGINNING = 200
 _TITLE_PROMPT = "You are a title generator"
-_SUMMARY_PROMPT = "You are a context summarization agent"
+_SUMMARY_PROMPTS = (
+    "You are a context summarization agent",
+    "You are an anchored context summarization assistant",
+)
+_SUMMARY_WANTED = "anchored summary"
+"""How OpenCode 2 asks for a summary, in the first words of a message."""
 _QUOTED = re.compile(r"[\"'`“]([^\"'`”]+)[\"'`”]")
 _FILE = r"[`'\"]?(?P<file>[\w./-]*[\w-]\.\w+|README|LICENSE|Makefile|Dockerfile)\b"
 _RUN_TESTS = (
@@ -121,7 +127,9 @@ def _say(text: str) -> Say:
 
 def demo_script(text: str, tools: frozenset[str]) -> Script:
     """Return the replies to a text without a script, with the tools that are offered."""
-    scripts = (kind.script(text) for kind in _KNOWN if kind.tool in tools)
+    scripts = (
+        kind.script(text) for kind in _KNOWN if {kind.tool, OTHERWISE.get(kind.tool)} & tools
+    )
     found = next((script for script in scripts if script is not None), None)
     return found or Script((_INTRODUCTION,), digest_of(text))
 
@@ -147,7 +155,7 @@ def errand(messages: Sequence[ChatMessage]) -> Reply | None:
     if system.startswith(_TITLE_PROMPT):
         words = re.sub(r"@@.*", "", messages[-1].text, flags=re.DOTALL).split()
         return (Say(say=" ".join(words[:6])[:50] or "Scripted conversation"),)
-    if system.startswith(_SUMMARY_PROMPT):
+    if system.startswith(_SUMMARY_PROMPTS) or _SUMMARY_WANTED in messages[-1].text[:_BEGINNING]:
         return (Say(say=_SUMMARY),)
     return None
 

@@ -101,6 +101,8 @@ class Tokens(BaseModel):
     completion: int = Field(default=0, ge=0)
     cached: int = Field(default=0, ge=0)
     reasoning: int = Field(default=0, ge=0)
+    raw: dict[str, JsonValue] = {}
+    """Fields of the wire that replace these figures, for what a provider should not say."""
 
     def wire(self) -> dict[str, JsonValue]:
         return {
@@ -109,6 +111,7 @@ class Tokens(BaseModel):
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            **self.raw,
         }
 
 

@@ -30,6 +30,7 @@ from opencode_a2a_demo.script import (
     Think,
     Usage,
     Wait,
+    as_offered,
 )
 
 _RESULT_LIMIT = 4000
@@ -250,6 +251,7 @@ class Player:
 
     async def _call(self, action: Call, attempt: int) -> None:
         call_id = CallId(self.progress.script.digest, self.place, attempt, self._calls)
+        action = as_offered(action, self.request.tool_names)
         function: JsonValue = {"name": action.tool, "arguments": action.arguments}
         call: dict[str, JsonValue] = {"id": str(call_id), "type": "function", "function": function}
         await self._output.call(self._calls, call)

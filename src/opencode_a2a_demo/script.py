@@ -36,6 +36,8 @@ _NOTES = (
     "Summarize the task tool output above",
     "What did we do so far?",
     "Attached media from tool result",
+    "<shell id=",
+    "<subagent id=",
 )
 """How the texts begin that OpenCode itself adds in the user's name during a turn."""
 
@@ -90,6 +92,18 @@ class Call(Action):
             return json.dumps(self.input)
         prompt = f"{self.input.get('prompt', '')} {enclose(self.script)}".lstrip()
         return json.dumps({**self.input, "prompt": prompt})
+
+
+OTHERWISE = {"bash": "shell", "task": "subagent", "filePath": "path", "subagent_type": "agent"}
+"""Tools and arguments that OpenCode 2 calls otherwise than OpenCode 1."""
+
+
+def as_offered(call: Call, offered: frozenset[str]) -> Call:
+    """Return a call as OpenCode 2 wants it, if that is what offers the tools."""
+    if "shell" not in offered and "subagent" not in offered:
+        return call
+    given = {OTHERWISE.get(name, name): value for name, value in call.input.items()}
+    return call.model_copy(update={"tool": OTHERWISE.get(call.tool, call.tool), "input": given})
 
 
 class Usage(Action):
@@ -257,8 +271,8 @@ def last_prompt(messages: Sequence[ChatMessage]) -> Prompt:
     for at in range(len(messages) - 1, -1, -1):
         if messages[at].role != "user":
             continue
-        if not messages[at].text.startswith(_NOTES):
-            text = _REMINDER.sub("", messages[at].text).rstrip()
+        text = _REMINDER.sub("", messages[at].text).rstrip()
+        if text and not text.startswith(_NOTES):
             return Prompt(text, messages[at + 1 :], continued)
         continued = True
     return Prompt("", (), continued)

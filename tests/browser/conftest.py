@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, async_playwright
+from playwright.async_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    async_playwright,
+    expect,
+)
 
 from opencode_a2a.events import JsonObject
 from tests.conftest import ROOT, Stages
@@ -121,3 +129,14 @@ async def look(browser: Browser) -> AsyncGenerator[Look]:
 
         yield open_page
     assert wrong == []
+
+
+async def check(page: Page, where: str) -> None:
+    """Have axe look at a page that has it."""
+    # A card takes no clicks for a moment, and axe takes it for disabled.
+    await expect(page.locator("[inert]")).to_have_count(0)
+    found = await page.evaluate(
+        "axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map("
+        "(v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join(' | ')}`))"
+    )
+    assert found == [], where

@@ -1,17 +1,20 @@
 """The console in a real browser, before a real OpenCode with the scripted model."""
 
+import base64
 import json
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route, expect
 
-from opencode_a2a.opencode.managed import free_port
-from tests.browser.conftest import AXE, PHONE, Look
+from tests.browser.conftest import AXE, DESKTOP, PHONE, Look, check
 from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller
+from tests.support.copies import add_copies
+from tests.support.ports import free_port
 from tests.support.service import TOKEN, Running, message, serving, settings_for
 
 pytestmark = [
@@ -22,6 +25,15 @@ pytestmark = [
 
 expect.set_options(timeout=20_000)
 DONE = {"say": "done"}
+LONG = "a paragraph\n\n" * 60 + "the last paragraph"
+LEFT = (
+    "((one) => one.scrollHeight - one.scrollTop - one.clientHeight)"
+    "(document.querySelector('.scroller'))"
+)
+"""How far the page is from its end."""
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 PAYLOADS = (
     "<script>window.pwned=1</script>",
     "<img src=x onerror=window.pwned=2>",
@@ -36,9 +48,14 @@ PAYLOADS = (
 )
 
 
+async def new_task(page: Page) -> None:
+    await page.get_by_role("link", name="New task").click()
+    await expect(page.locator(".welcome")).to_have_count(0)  # it has the same form
+
+
 async def start(page: Page, text: str) -> None:
     """Start a task as a person does."""
-    await page.get_by_role("link", name="New task").click()
+    await new_task(page)
     await page.get_by_label("What should the agent do?").fill(text)
     await page.get_by_role("button", name="Start").click()
 
@@ -81,6 +98,27 @@ async def test_a_token_signs_in_and_a_wrong_one_does_not(look: Look, service: Ru
     assert await page.evaluate("sessionStorage.length") == 0
 
 
+async def test_new_tabs_are_signed_in_if_the_person_wants_that(
+    look: Look, service: Running
+) -> None:
+    page = await look(service.url, signed_in=False)
+    alone = await page.context.new_page()
+    await page.get_by_label("Token").fill(TOKEN)
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("link", name="New task")).to_be_visible()
+    await alone.goto(f"{service.url}/console#/about")
+    await expect(alone.get_by_label("Token")).to_be_visible()
+
+    await page.get_by_role("link", name="About").click()
+    await page.get_by_label("Sign in new tabs of this browser as well").check()
+    await alone.reload()
+
+    await expect(alone.get_by_role("heading", name="About")).to_be_visible()
+    kept = await alone.evaluate("Object.values(sessionStorage).join()")
+    assert kept.startswith("Bearer console.")
+    assert TOKEN not in kept
+
+
 async def test_a_code_signs_in_once_and_leaves_the_address(look: Look, service: Running) -> None:
     code = (await service.http.post("/console/codes")).json()["code"]
 
@@ -99,6 +137,64 @@ async def test_a_code_signs_in_once_and_leaves_the_address(look: Look, service: 
     await expect(page.get_by_label("Token")).to_be_visible()
     refused = await service.http.get("/health", headers={"Authorization": kept})
     assert refused.status_code == 401
+
+
+async def test_a_link_of_somebody_else_asks_before_it_replaces_who_is_signed_in(
+    look: Look, stage: Backstage, tmp_path: Path
+) -> None:
+    people = [
+        {"principal": name, "scheme": "bearer", "token": f"{name}-{TOKEN}"}
+        for name in ("ann", "bob")
+    ]
+    settings = settings_for(
+        stage, tmp_path, A2A_BEARER_TOKEN="", A2A_STATIC_AUTH_CREDENTIALS=json.dumps(people)
+    )
+    async with serving(settings) as service:
+
+        async def link() -> str:
+            sent = {"Authorization": f"Bearer bob-{TOKEN}"}
+            code = (await service.http.post("/console/codes", headers=sent)).json()["code"]
+            return f"{service.url}/console#code={code}"
+
+        page = await look(f"{service.url}/console", signed_in=False, expected=("401",))
+        await page.get_by_label("Token").fill(f"ann-{TOKEN}")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_text("Signed in as ann")).to_be_visible()
+
+        await page.goto(await link())  # the same document: only the part behind # changes
+        await expect(page.get_by_text("This link signs you in as bob.")).to_be_visible()
+        assert page.url == f"{service.url}/console"
+        await page.get_by_role("button", name="Stay ann").click()
+        await expect(page.get_by_text("Signed in as ann")).to_be_visible()
+        assert f"ann-{TOKEN}" in await page.evaluate("Object.values(sessionStorage).join()")
+
+        other = await link()
+        await page.goto(other)
+        await page.get_by_role("button", name="Sign in as bob").click()
+        await expect(page.get_by_text("Signed in as bob")).to_be_visible()
+        await page.goto(other)  # used by now
+        await expect(page.get_by_text("You are still signed in as bob.")).to_be_visible()
+        await page.get_by_role("button", name="Go on").click()
+        await expect(page.get_by_text("Signed in as bob")).to_be_visible()
+
+
+@pytest.mark.parametrize("address", ["task/%", "constructor", "task/", "toString/x", "nothing"])
+async def test_an_address_that_is_none_is_not_found(
+    look: Look, service: Running, address: str
+) -> None:
+    page = await look(f"{service.url}/console#/{address}")
+
+    await expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    await page.get_by_role("main").get_by_role("link", name="All tasks").click()
+    await expect(page.locator(".welcome")).to_be_visible()
+
+
+async def test_a_task_that_does_not_exist_is_said_to_be_missing(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console#/task/..%2Fhealth", expected=("404",))
+
+    await expect(page.get_by_role("alert")).to_contain_text("There is no such task here")
 
 
 # --- tasks ------------------------------------------------------------------------------------
@@ -121,13 +217,52 @@ async def test_a_permission_is_approved_with_a_click(
 
     await ended(page)
     assert (stage.workspace / "a.md").read_text() == "# Notes\n"
-    await expect(page.get_by_text(re.compile("Allowed once by bearer:"))).to_be_visible()
+    await expect(page.get_by_text(re.compile("Allowed once by you, "))).to_be_visible()
     await expect(page.get_by_role("heading", name="Changes")).to_be_visible()
     await expect(page.locator(".prose strong")).to_have_text("bold")
     # Reasoning is there, folded.
     await expect(page.locator(".thinking .prose")).to_be_hidden()
     await expect(page.locator(".bar .facts")).to_contain_text(" in · ")
     assert await page.title() == "OpenCode A2A"
+
+
+async def test_a_request_shows_what_opencode_will_do(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    """The forms in which a real OpenCode asks; ``test_approvals`` has many more."""
+    page = await look(f"{service.url}/console")
+    (stage.workspace / "odd.sql").write_text("-- a;\nb\n")
+    fetch = {
+        "url": "http://127.0.0.1:9/?key=SECRET",
+        "format": "text",
+        "command": "https://docs.example/",
+    }
+    outside = {"filePath": "/etc/hostname", "command": "cat README.md", "description": "Look"}
+    edit = {"filePath": "odd.sql", "oldString": "-- a;", "newString": "++ a; evil()"}
+    run = {"command": "echo harmless # \u202e'evil' mr ;", "description": "Say\u200b it"}
+    calls = [
+        [{"tool": name, "input": given}]
+        for name, given in (("webfetch", fetch), ("read", outside), ("edit", edit), ("bash", run))
+    ]
+    await start(page, f"odd {script(*calls, [DONE])}")
+
+    shown = (
+        ("URL\nhttp://127.0.0.1:9/?key=SECRET", "does not use:\n\ncommand\nhttps://docs.example/"),
+        ("File\n/etc/hostname", "does not use:\n\ncommand\ncat README.md"),
+        ("--- a;\n+++ a; evil()\n b", "+1 \u22121"),
+        ("echo harmless # ⟨U+202E⟩'evil' mr ;", "The agent says\nSay⟨U+200B⟩ it"),
+    )
+    for number, texts in enumerate(shown, 1):
+        card = page.get_by_role("region", name=f"Request {number}", exact=False)
+        await expect(card).to_be_visible()
+        found = await card.inner_text()
+        assert [one for one in texts if one not in found] == []
+        await card.get_by_role("button", name="Allow once").click()
+
+    await ended(page)
+    changes = await page.locator(".changes").inner_text()
+    assert "--- a;\n+++ a; evil()\n b" in changes
+    (stage.workspace / "odd.sql").unlink()
 
 
 async def test_a_denial_tells_the_agent_why(look: Look, service: Running) -> None:
@@ -141,26 +276,33 @@ async def test_a_denial_tells_the_agent_why(look: Look, service: Running) -> Non
 
     await ended(page)
     await expect(page.locator(".log > .prose").last).to_contain_text("use printf")
-    await expect(page.get_by_text(re.compile("Denied by bearer:"))).to_be_visible()
+    await expect(page.get_by_text(re.compile("Denied by you, "))).to_be_visible()
 
 
-async def test_a_wider_yes_holds_for_the_task(look: Look, service: Running) -> None:
+async def test_a_wider_yes_holds_until_it_is_revoked(look: Look, service: Running) -> None:
     page = await look(f"{service.url}/console")
     calls = [
         [{"tool": "bash", "input": {"command": f"echo {word}", "description": "Say it"}}]
         for word in ("one", "two")
     ]
-    await page.get_by_role("link", name="New task").click()
+    await new_task(page)
     await page.get_by_text("Options").click()
     await page.get_by_label("Agent", exact=True).select_option("build")
     await page.get_by_label("What should the agent do?").fill(f"twice {script(*calls, [DONE])}")
     await page.get_by_role("button", name="Start").click()
 
-    await page.get_by_role("button", name="Allow for this task").click()
+    await page.get_by_role("button", name="Allow for this conversation").click()
 
     await ended(page)
     await expect(page.locator(".tool.completed")).to_have_count(2)
     await expect(page.locator(".asked")).to_have_count(1)
+    await page.get_by_role("link", name="Allowed").click()
+    grant = page.locator(".grant", has_text="twice")
+    await expect(grant.locator("code")).to_have_text("echo *")
+    await page.evaluate(AXE.read_text())
+    await check(page, "what is allowed")
+    await grant.get_by_role("button", name="Revoke bash echo *").click()
+    await expect(page.get_by_text("You have allowed nothing beyond")).to_be_visible()
 
 
 async def test_questions_are_answered_together(look: Look, service: Running) -> None:
@@ -187,24 +329,138 @@ async def test_questions_are_answered_together(look: Look, service: Running) -> 
         await expect(said).to_contain_text(word)
 
 
-async def test_a_task_is_canceled_and_the_conversation_continues(
-    look: Look, service: Running
+async def test_a_conversation_is_one_page_and_what_is_said_reaches_the_agent_at_work(
+    look: Look, service: Running, stage: Backstage
 ) -> None:
     page = await look(f"{service.url}/console")
+    prose = page.locator(".log > .prose")
+    composer = page.locator(".composer textarea")
     await start(page, f"hang {script({'say': 'begun'}, {'hang': True})}")
     await expect(page.get_by_text("begun", exact=True)).to_be_visible()
     first = task_of(page)
-
     await page.get_by_role("button", name="Cancel").click()
     await ended(page, "canceled")
-    await page.get_by_label("Continue this conversation").fill(script({"say": "second answer"}))
-    await page.keyboard.press("Enter")
 
-    await expect(page.locator(".log > .prose")).to_have_text("second answer")
+    # The next turn, below the first one.
+    await composer.fill(script({"say": "second"}, {"gate": "steered"}, {"say": LONG}))
+    await page.keyboard.press("Enter")
+    await expect(prose).to_have_text(["begun", "second"])
+    second = task_of(page)
+    assert second != first
+
+    # Enter while it works steers it; what else can be done is a choice.
+    await composer.fill("be brief")
+    await page.keyboard.press("Enter")
+    added = page.locator(".added .person")
+    await expect(added).to_have_text("You: be brief")
+    assert task_of(page) == second
+    await composer.fill("and then this")
+    await page.get_by_label("When the agent gets it").select_option("After this turn")
+    await page.keyboard.press("Tab")
+    await page.get_by_role("button", name="Send").click()
+    await expect(added.last).to_have_text("You: and then this")
+    await expect(page.locator(".fate").last).to_have_text("Waits for the end of this turn")
+    await stage.open("steered")
     await ended(page)
-    assert task_of(page) != first
-    await page.get_by_role("navigation", name="This conversation").get_by_role("link").first.click()
-    await ended(page, "canceled")
+    await expect(page.get_by_text("the last paragraph").first).to_be_visible()
+
+    # The page followed the end; whoever leaves it is not brought back.
+    await page.wait_for_function(f"({LEFT}) < 60")
+    await page.locator(".scroller").evaluate("(one) => (one.scrollTop = 0)")
+    await page.get_by_role("button", name="To the end").click()
+    await page.wait_for_function(f"({LEFT}) < 60")
+    await expect(page.get_by_role("button", name="To the end")).to_be_hidden()
+
+    # Everything is there again, in its place, at the address of any of the turns.
+    await page.goto(f"{service.url}/console#/task/{first}")
+    await page.reload()
+    await expect(added).to_have_text(["You: be brief", "You: and then this"])
+    await expect(prose.first).to_have_text("begun")
+    await expect(page.locator(".turn")).to_have_count(2)
+
+
+async def test_files_are_attached_pasted_and_dropped(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console#/new")
+    await page.get_by_label("Files to attach").set_input_files(
+        [{"name": "pixel.png", "mimeType": "image/png", "buffer": PIXEL}]
+    )
+    for kind, field in (("paste", "clipboardData"), ("drop", "dataTransfer")):
+        await page.get_by_label("What should the agent do?").evaluate(
+            f"""(box) => {{
+              const files = new DataTransfer();
+              files.items.add(new File(["text"], "{kind}.txt", {{type: "text/plain"}}));
+              const event = new Event("{kind}", {{bubbles: true, cancelable: true}});
+              Object.defineProperty(event, "{field}", {{value: files}});
+              box.dispatchEvent(event);
+            }}"""
+        )
+    attached = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+    await expect(attached).to_have_count(3)
+    await expect(attached.first.locator("img")).to_have_js_property("naturalWidth", 1)
+    await page.get_by_role("button", name="Remove paste.txt").click()
+    await page.get_by_label("What should the agent do?").fill(f"look {script(DONE)}")
+    await page.get_by_role("button", name="Start").click()
+
+    await ended(page)
+    await expect(page.locator(".person img")).to_have_js_property("naturalWidth", 1)
+    await expect(page.locator(".person .file")).to_have_text("[drop.txt]")
+
+
+async def test_what_waits_stands_first_whatever_came_after_it(
+    look: Look, stage: Backstage, tmp_path: Path
+) -> None:
+    async with serving(settings_for(stage, tmp_path)) as service:
+        caller = Caller(service)
+        done = await caller.send(f"an old flaky one {script(DONE)}")
+        await caller.begin(f"a permission {script(writing('w.md'), DONE)}")
+        plan = script({"say": "the plan\n\n" + "a line\n\n" * 60 + "its end"})
+        planned = await caller.begin(f"a plan {plan}", metadata={"opencode": {"plan": True}})
+        refused = await caller.begin(f"a sign-in {script({'error': 401})}")
+        page = await look(f"{service.url}/console#/task/{refused.id}")
+        await expect(page.get_by_role("heading", name="Waits for you (3)")).to_be_visible()
+        add_copies(tmp_path, done.id, [f"newer {number}" for number in range(500)])
+
+        # Everywhere: the list, the title of the tab, the page of what waits.
+        await page.goto(f"{service.url}/console#/prompts")
+        await page.reload()
+        await expect(page.get_by_role("heading", name="Waits for you (3)")).to_be_visible()
+        await expect(page.get_by_role("heading", name="Ended (the newest 5")).to_be_visible()
+        assert await page.title() == "(3) OpenCode A2A"
+        await expect(page.locator("main .ask")).to_have_count(3)
+        await page.evaluate(AXE.read_text())
+        for dark, size in ((False, DESKTOP), (True, PHONE)):
+            await page.emulate_media(color_scheme="dark" if dark else "light")
+            await page.set_viewport_size({"width": size[0], "height": size[1]})
+            await check(page, f"what waits, on {size}")
+        await page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
+
+        # The search is not for what is loaded alone.
+        await page.get_by_label("Search the tasks").fill("Flaky OLD")
+        await expect(page.locator("a.row")).to_have_count(1)
+        await expect(page.locator("a.row")).to_contain_text("an old flaky one")
+        assert await page.title() == "(3) OpenCode A2A"
+        await page.get_by_label("Search the tasks").fill("no such title")
+        await expect(page.get_by_text("No task has these words in its title.")).to_be_visible()
+        await page.get_by_label("Search the tasks").fill("")
+
+        # A plan can be carried out once its end was seen.
+        await page.goto(f"{service.url}/console#/task/{planned.id}")
+        go = page.get_by_role("button", name="Go", exact=True)
+        await expect(go).to_be_disabled()
+        await page.get_by_role("button", name="Show the rest").click()
+        await expect(go).to_be_enabled()
+        await go.click()
+        await ended(page)
+        await expect(page.get_by_text(re.compile("Approved by you, "))).to_be_visible()
+
+        await page.goto(f"{service.url}/console#/task/{refused.id}")
+        card = page.get_by_role("region", name="The model provider refused the key")
+        await expect(card).to_contain_text("refused its credentials")
+        await expect(card).to_contain_text("Incorrect API key provided")
+        await check(page, "sign-in")
+        await card.get_by_role("button", name="Try again").click()
+        await ended(page)
+        await expect(page.get_by_role("heading", name="Waits for you (1)")).to_be_visible()
 
 
 async def test_the_plan_is_a_checklist(look: Look, service: Running) -> None:
@@ -239,10 +495,17 @@ async def test_what_waits_and_sessions_have_pages_of_their_own(
     await page.get_by_label("Title").fill("A better name")
     await page.get_by_role("button", name="Rename").click()
     await expect(page.get_by_role("heading", name="A better name")).to_be_visible()
+    before = page.url
+    await page.get_by_role("button", name="Fork").click()
+    await expect(page.get_by_role("heading", name="A better name (fork #1)")).to_be_visible()
+    assert page.url != before
+    await page.go_back()
+    await expect(page.get_by_role("heading", name="A better name", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Delete…").click()
     await page.get_by_role("button", name="Delete", exact=True).click()
     await expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
-    await expect(page.get_by_role("link", name="A better name")).to_have_count(0)
+    await expect(page.get_by_role("link", name="A better name (fork #1)")).to_have_count(1)
+    await expect(page.get_by_role("link", name="A better name")).to_have_count(1)
 
 
 # --- what a model may write -------------------------------------------------------------------
@@ -268,13 +531,19 @@ async def test_nothing_that_is_told_becomes_markup(
         + script(
             {"think": everything},
             {"say": everything},
-            writing(evil, everything),
+            writing(evil, everything + "\n\nlonger than a screen" * 30),
             {"tool": "question", "input": {"questions": [question]}},
             {"say": framed},
         ),
     )
-    await expect(page.locator(".ask .path")).to_have_text(evil)
-    await page.get_by_role("button", name="Allow once").click()
+    await expect(page.locator(".ask .path")).to_contain_text(evil)
+    allow = page.get_by_role("button", name="Allow once")
+    for _ in range(2):  # to its beginning, if the page followed the conversation to its end
+        await page.get_by_role("button", name="Show the rest").click()
+        with suppress(AssertionError):
+            await expect(allow).to_be_enabled(timeout=5000)
+            break
+    await allow.click()
     await page.get_by_role("radio").first.check()
     await page.get_by_role("button", name="Answer").click()
     await ended(page)
@@ -328,7 +597,7 @@ async def test_a_reload_in_the_middle_shows_everything_once(
 async def test_a_lost_service_is_reported_and_the_stream_resumes(
     look: Look, stage: Backstage, tmp_path: Path
 ) -> None:
-    port = free_port("127.0.0.1")
+    port = free_port()
     settings = settings_for(stage, tmp_path)
     async with AsyncExitStack() as before:
         service = await before.enter_async_context(serving(settings, port=port))
@@ -443,16 +712,7 @@ async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> N
         await page.get_by_role("link", name=link, exact=True).click()
         await expect(page.get_by_role("heading", name=heading).first).to_be_visible()
         await check(page, link)
-
-
-async def check(page: Page, where: str) -> None:
-    # A card takes no clicks for a moment, and axe takes it for disabled.
-    await expect(page.locator("[inert]")).to_have_count(0)
-    found = await page.evaluate(
-        "axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map("
-        "(v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join(' | ')}`))"
-    )
-    assert found == [], where
+        assert "[object Object]" not in await page.locator("main").inner_text()
 
 
 # --- what is told besides ---------------------------------------------------------------------
@@ -504,15 +764,19 @@ async def test_a_long_answer_and_a_long_list_are_shown_whole(
     async def listed(route: Route) -> None:
         await route.fulfill(json={"tasks": others, "nextPageToken": ""})
 
+    async def nothing(route: Route) -> None:
+        await route.fulfill(json={"tasks": [], "nextPageToken": ""})
+
     async def told(route: Route) -> None:
         await route.fulfill(body="".join(frames), content_type="text/event-stream")
 
     await page.route("**/tasks?pageSize=50*", listed)
+    await page.route("**/tasks?status=*", nothing)
     await page.route("**/tasks/*:subscribe", told)
     await page.goto(f"{service.url}/console#/task/{task['id']}")
     await page.reload()
 
     await expect(page.locator(".log > .prose > p")).to_have_count(20_000)
     await expect(page.locator("a.row")).to_have_count(1001)  # with the task that is open
-    await page.get_by_label("Filter the tasks").fill("t999")
+    await page.get_by_label("Search the tasks").fill("t999")
     await expect(page.locator("a.row")).to_have_count(1)

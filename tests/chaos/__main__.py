@@ -15,8 +15,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--earlier", metavar="COMMIT", help="one replica runs this commit")
     given = parser.parse_args()
-    history = asyncio.run(campaign(given.seed, given.seconds, given.clients))
+    run = campaign(given.seed, given.seconds, given.clients, given.earlier)
+    history = asyncio.run(run)
     found = violations(history)
     print(report(history, found))
     if found:

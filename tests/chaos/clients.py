@@ -18,7 +18,16 @@ import httpx2
 import orjson
 
 from tests.chaos.cluster import Cluster, Replica
-from tests.chaos.history import TERMINAL, Read, Sent, Told, Unexpected, state_of, text_of
+from tests.chaos.history import (
+    TERMINAL,
+    CancelAsked,
+    Read,
+    Sent,
+    Told,
+    Unexpected,
+    state_of,
+    text_of,
+)
 from tests.chaos.opencode import Script
 
 TRY_AGAIN = {
@@ -36,7 +45,7 @@ ASK_AGAIN_SECONDS = 2.0
 REFUSED = 5
 """How often an answer may be refused while no faults are caused."""
 ANSWERED_SECONDS = 12.0
-"""Seconds within which an answer must take effect while no faults are caused."""
+"""Seconds within which an answer must take effect on an idle machine, without faults."""
 _readings = count(1)
 
 
@@ -112,6 +121,9 @@ class Client:
         self.doing = f"cancels {asked.task}"
         while asked.state not in TERMINAL:
             replica = self._replica()
+            # It may take effect even if no response comes back.
+            cancel = CancelAsked(time.time(), self.number, replica.name, str(asked.task))
+            self.history.cancels.append(cancel)
             try:
                 await self._whole(asked, replica, "POST", f"/tasks/{asked.task}:cancel")
             except LeftError:
@@ -216,10 +228,9 @@ class Client:
                     await self._get(asked, self._replica())
                     continue
                 # While faults are caused, this may take longer than any client would wait.
-                patient = not self.cluster.tormented
-                seconds = ANSWERED_SECONDS * self.cluster.slowness if patient else PAUSE_SECONDS
-                until = time.time() + seconds
-                while asked.state == "input_required" and time.time() < until:
+                patient, since, limit = not self.cluster.tormented, time.time(), PAUSE_SECONDS
+                while asked.state == "input_required" and time.time() < since + limit:
+                    limit = self.cluster.allowed(ANSWERED_SECONDS, since) if patient else limit
                     await self._pause()
                     await self._get(asked, self._replica())
                 if asked.state == "input_required" and patient:

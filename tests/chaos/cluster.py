@@ -1,15 +1,19 @@
 """A cluster of processes (three replicas, four played OpenCodes, a PostgreSQL), and its faults.
 
-The replicas reach the database through relays that can cut connections. Triggers in the database
-record which replica writes what, for the checks after the run.
+The replicas reach the database through relays, and the OpenCodes through lines, which delay, stall
+and cut connections. A longer run has a standby of the database, which is promoted. One replica may
+be of an earlier commit. Triggers in the database record which replica writes what, for the checks
+after the run.
 """
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
+import tarfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -18,7 +22,10 @@ from typing import Any
 import httpx2
 import orjson
 
+from tests.chaos.clocks import Pulse, WrongClock
 from tests.chaos.history import (
+    AbortAsked,
+    Ended,
     Fault,
     History,
     Moved,
@@ -32,6 +39,7 @@ from tests.chaos.history import (
 )
 from tests.chaos.opencode import OpenCodeProcess
 from tests.support.forked import ForkedProgram
+from tests.support.forward import Forwarder, Line
 from tests.support.postgres import PostgresServer
 from tests.support.program import Program
 from tests.support.relay import Cut, Relay
@@ -43,7 +51,27 @@ READ_SECONDS = 6.0
 """Seconds of silence after which a client gives a connection up; comments come every second."""
 POLL_SECONDS = 0.1
 """Seconds between two questions whether a replica is ready; nothing announces it."""
+UP_SECONDS = 240.0
+"""Seconds after which a cluster that does not start ends the run."""
 SCHEMA = "chaos"
+ROOT = Path(__file__).parents[2]
+REPLICA_FAULTS = {
+    "kill": 4,
+    "stop": 3,
+    "term": 3,
+    "cut": 5,
+    "partition": 2,
+    "lag": 2,
+    "stall": 2,
+    "clock": 2,
+}
+"""What can happen to a replica, and to its connections to the database, and how often."""
+OPENCODE_FAULTS = {"opencode": 2, "line lag": 2, "line stall": 2, "line cut": 2}
+"""What can happen to an OpenCode, and to all connections to it."""
+DATABASE_FAULTS = {"database": 1, "failover": 1}
+MOST_DELAY, MOST_LOSS = 0.15, 0.1
+"""Seconds one way, and the share of pieces that are lost at first."""
+CLOCK_STEPS = (-86_400.0, -40.0, -3.0, 3.0, 40.0, 86_400.0)
 ENDINGS = {0, 1, 2, -signal.SIGKILL}
 """Exit statuses of a replica: stopped, fenced, no database at its start, killed."""
 
@@ -102,10 +130,11 @@ INSERT INTO chaos_log (kind, owner, what) SELECT 'owner', owner, name FROM upstr
 class Replica:
     """A replica that is restarted whenever it ends, with an HTTP client for it."""
 
-    def __init__(self, name: str, program: Program, relay: Relay) -> None:
+    def __init__(self, name: str, program: Program, relay: Relay, clock: WrongClock) -> None:
         self.name = name
         self.program = program
         self.relay = relay
+        self.clock = clock
         self.up = asyncio.Event()
         self.memory = 0.0
         """Megabytes after the first start."""
@@ -122,8 +151,8 @@ class Replica:
         while True:
             since = len(self.program.lines)
             await self.program.spawn()
-            with suppress(AssertionError):
-                await self.program.record("started", since)
+            with suppress(AssertionError):  # it has ended
+                await self._started(since)
                 self.up.set()
             status = await self.program.ended(patience=None)
             self.up.clear()
@@ -136,6 +165,13 @@ class Replica:
                 text = "\n".join([f"ended with status {status}:", *printed[-20:]])
                 history.unexpected.append(Unexpected(now, self.name, text))
             await asyncio.sleep(rng.uniform(0.1, 1.5))
+
+    async def _started(self, since: int) -> None:
+        """Wait until it has started, however slow the machine is."""
+        while True:
+            with suppress(TimeoutError):
+                await self.program.record("started", since)
+                return
 
     async def ready(self) -> bool:
         """Wait until it listens, and say whether it is ready, as a load balancer would ask."""
@@ -180,10 +216,21 @@ def tracebacks(printed: list[str]) -> list[tuple[str, str | None]]:
 
 
 class Cluster:
-    def __init__(self, history: History, directory: Path, slowness: float) -> None:
+    def __init__(
+        self,
+        history: History,
+        directory: Path,
+        *,
+        standby: bool = False,
+        earlier: str | None = None,
+    ) -> None:
+        """``earlier`` is the commit whose program the first replica runs."""
         self.history = history
         self.directory = directory
-        self.slowness = slowness
+        self._pulse = Pulse(history, directory)
+        self._with_standby = standby
+        self._standby: PostgresServer | None = None
+        self._earlier = earlier
         self.workspace = directory / "workspace"
         self.workspace.mkdir()
         self.server = PostgresServer()
@@ -192,6 +239,8 @@ class Cluster:
             OpenCodeProcess(f"oc-{number}", directory, self.workspace)
             for number in range(1, OPENCODES + 1)
         ]
+        self.lines: dict[str, list[Line]] = {one.name: [] for one in self.opencodes}
+        """The connections of all replicas to each OpenCode."""
         self._busy: set[str] = set()
         """The names of the parts that a fault is hitting now."""
         self.waits: set[asyncio.Task[None]] = set()
@@ -201,17 +250,32 @@ class Cluster:
     @asynccontextmanager
     async def running(self, rng: Random) -> AsyncGenerator["Cluster"]:
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._pulse)
             await asyncio.to_thread(self.server.__enter__)
             stack.callback(self.server.__exit__)
+            if self._with_standby:
+                self._standby = await asyncio.to_thread(self.server.standby)
+                stack.callback(self._standby.__exit__)
             for opencode in self.opencodes:
                 opencode.start()
                 stack.callback(opencode.kill)
             url = self.server.url(SCHEMA)
             for number in range(1, REPLICAS + 1):
                 relay = await stack.enter_async_context(Relay(self.server.port))
-                name = f"r{number}"
-                program = ForkedProgram(self._variables(name, relay.url(url)))
-                self.replicas.append(Replica(name, program, relay))
+                name, lines = f"r{number}", dict[str, str]()
+                for opencode in self.opencodes:
+                    line = await stack.enter_async_context(Line("127.0.0.1", opencode.port))
+                    self.lines[opencode.name].append(line)
+                    lines[opencode.name] = f"http://127.0.0.1:{line.port}"
+                clock = WrongClock(self.directory / f"{name}.clock")
+                variables = self._variables(name, relay.url(url), lines)
+                if number == 1 and self._earlier is not None:
+                    sources = await asyncio.to_thread(self._checked_out, self._earlier)
+                    program = Program({**variables, "PYTHONPATH": str(sources)})
+                else:
+                    program = ForkedProgram(variables)
+                    program.prepare = clock.prepare
+                self.replicas.append(Replica(name, program, relay, clock))
             supervised: list[asyncio.Task[None]] = []
             stack.push_async_callback(self._end, supervised)
             # The first one creates the tables, so that the triggers see the others start.
@@ -228,8 +292,21 @@ class Cluster:
                 replica.memory = replica.resident()
             yield self
 
-    def _variables(self, name: str, database: str) -> dict[str, str]:
-        entries = [{"name": one.name, "url": one.url, "shared": True} for one in self.opencodes]
+    def _checked_out(self, commit: str) -> Path:
+        """Return the sources of an earlier commit, which the clone has to have."""
+        command = ["git", "archive", commit, "src"]
+        packed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)  # noqa: S603 - our own
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(self.directory / "earlier", filter="data")
+        return self.directory / "earlier" / "src"
+
+    def allowed(self, seconds: float, since: float) -> float:
+        """Return how long something may take that began then; see ``History.allowed``."""
+        self._pulse.read()
+        return self.history.allowed(seconds, since, time.time())
+
+    def _variables(self, name: str, database: str, lines: dict[str, str]) -> dict[str, str]:
+        entries = [{"name": one, "url": url, "shared": True} for one, url in lines.items()]
         return {
             "A2A_BEARER_TOKEN": TOKEN,
             "A2A_STATE_DIR": str(self.directory / name),
@@ -255,7 +332,7 @@ class Cluster:
             await replica.program.http.aclose()
 
     async def _up(self, replicas: list[Replica]) -> None:
-        async with asyncio.timeout(60 * self.slowness):
+        async with asyncio.timeout(UP_SECONDS):
             for replica in replicas:
                 while not await replica.ready():  # noqa: ASYNC110 - nothing announces it
                     await asyncio.sleep(POLL_SECONDS)
@@ -277,7 +354,9 @@ class Cluster:
 
     async def torment(self, rng: Random, seconds: float, *, calm: bool) -> None:
         """Cause one fault after another; some last while the next begins."""
-        end = time.time() + seconds
+        begin = time.time()
+        end, failover = begin + seconds, begin + seconds / 2
+        kinds = {**REPLICA_FAULTS, **OPENCODE_FAULTS, "database": DATABASE_FAULTS["database"]}
         count = 0
         self.tormented = True
         while time.time() < end:
@@ -286,13 +365,12 @@ class Cluster:
             if calm and count % 8 == 0:
                 # Long enough for every task to be taken over while nothing else happens.
                 await asyncio.sleep(20)
-            kind = rng.choices(
-                ("kill", "stop", "term", "database", "opencode", "cut", "partition"),
-                (4, 3, 3, 1, 2, 5, 2),
-            )[0]
-            target = rng.choice(self.opencodes if kind == "opencode" else self.replicas)
-            name = "postgresql" if kind == "database" else target.name
+            kind = rng.choices([*kinds], [*kinds.values()])[0]
+            target = rng.choice(self.opencodes if kind in OPENCODE_FAULTS else self.replicas)
             lasting, how = rng.random(), rng.choice(list(Cut))
+            if self._standby is not None and time.time() > failover:
+                kind = "failover"
+            name = "postgresql" if kind in DATABASE_FAULTS else target.name
             if name in self._busy or time.time() >= end:
                 continue
             self._busy.add(name)
@@ -313,19 +391,51 @@ class Cluster:
     ) -> None:
         began = time.time()
         try:
-            if kind == "database":
-                await asyncio.to_thread(self.server.kill)
-                await asyncio.sleep(lasting * 2)
-                await asyncio.to_thread(self.server.start)
+            if kind in DATABASE_FAULTS:
+                await self._do_to_database(kind, lasting)
             elif isinstance(target, OpenCodeProcess):
-                await asyncio.to_thread(target.kill)
-                await asyncio.sleep(lasting * 3)
-                target.start()
+                await self._do_to_opencode(kind, target, lasting)
             else:
                 await self._do_to_replica(kind, target, lasting, how)
         finally:
             self._busy.discard(name)
         self.history.faults.append(Fault(began, time.time(), kind, name))
+
+    async def _do_to_database(self, kind: str, lasting: float) -> None:
+        await asyncio.to_thread(self.server.kill)
+        if kind == "database":
+            await asyncio.sleep(lasting * 2)
+            await asyncio.to_thread(self.server.start)
+            return
+        assert self._standby is not None
+        self.server, self._standby = self._standby, None
+        await asyncio.to_thread(self.server.promote)
+        for replica in self.replicas:
+            replica.relay.lead_to(self.server.port)
+
+    async def _do_to_opencode(self, kind: str, opencode: OpenCodeProcess, lasting: float) -> None:
+        if kind == "opencode":
+            await asyncio.to_thread(opencode.kill)
+            await asyncio.sleep(lasting * 3)
+            opencode.start()
+            return
+        await self._disturb(kind.removeprefix("line "), self.lines[opencode.name], lasting)
+
+    async def _disturb(self, kind: str, connections: Sequence[Forwarder], lasting: float) -> None:
+        """Make connections slow, silent or broken, for up to two leases."""
+        for one in connections:
+            if kind == "lag":
+                one.delay, one.loss = lasting * MOST_DELAY, MOST_LOSS
+            elif kind == "stall":
+                one.passing.clear()
+            else:
+                one.down = True
+                one.break_off()
+        await asyncio.sleep(lasting * 2 * LEASE_SECONDS)
+        for one in connections:
+            one.delay = one.loss = 0.0
+            one.passing.set()
+            one.down = False
 
     async def _do_to_replica(self, kind: str, replica: Replica, lasting: float, how: Cut) -> None:
         if kind == "cut":
@@ -333,11 +443,13 @@ class Cluster:
             await asyncio.sleep(1)
             replica.relay.cut = None
             return
-        if kind == "partition":
-            replica.relay.down = True
-            replica.relay.break_off()
-            await asyncio.sleep(lasting * 2 * LEASE_SECONDS)
-            replica.relay.down = False
+        if kind in ("partition", "lag", "stall"):
+            await self._disturb(kind, [replica.relay], lasting)
+            return
+        if kind == "clock":
+            replica.clock.set(CLOCK_STEPS[int(lasting * len(CLOCK_STEPS))])
+            await asyncio.sleep(2 * LEASE_SECONDS)
+            replica.clock.set(0.0)
             return
         if not replica.up.is_set():
             return
@@ -405,5 +517,12 @@ class Cluster:
                             told["session"],
                             told["request"],
                             told["reply"],
+                            told["taken"],
                         )
+                    )
+                elif "ended" in record:
+                    history.ended.append(Ended(record["at"], opencode.name, **record["ended"]))
+                elif "abort" in record:
+                    history.aborts.append(
+                        AbortAsked(record["at"], opencode.name, **record["abort"])
                     )

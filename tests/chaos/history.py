@@ -19,6 +19,13 @@ import orjson
 TERMINAL = frozenset({"completed", "failed", "canceled", "rejected"})
 WAITING = frozenset({"input_required", "auth_required"})
 TAKE_OVER_SECONDS = 15.0
+"""Seconds on a machine that does nothing else; see ``History.allowed``."""
+MOST_SLOWNESS = 4.0
+"""The most by which a slow machine lengthens a limit: 15 seconds never become more than 60."""
+AFTERMATH_SECONDS = 10.0
+"""Seconds after the restart of an OpenCode in which a task may still fail because of it."""
+CLOCK_SECONDS = 0.5
+"""Seconds by which the times of two records may be in the wrong order."""
 MEMORY_GROWTH = 1.6
 MEMORY_SPARE_MB = 60.0
 CONNECTIONS_SPARE = 4
@@ -126,17 +133,59 @@ class Prompted:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a turn in the journal of a played OpenCode."""
+
+    at: float
+    opencode: str
+    message: str
+    token: str
+    aborted: bool
+
+    def __str__(self) -> str:
+        return f"OpenCode {self.opencode} {'aborted' if self.aborted else 'ended'} the turn"
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAsked:
+    """A request to a played OpenCode to stop what a session does."""
+
+    at: float
+    opencode: str
+    session: str
+
+    def __str__(self) -> str:
+        return f"OpenCode {self.opencode} was told to stop {self.session}"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """A request of a client to cancel a task; it may have been lost."""
+
+    at: float
+    client: int
+    replica: str
+    task: str
+
+    def __str__(self) -> str:
+        return f"client {self.client} cancels at {self.replica}"
+
+
+@dataclass(frozen=True, slots=True)
 class Replied:
-    """An answer to a permission that a played OpenCode accepted."""
+    """An answer to a permission that a played OpenCode was given."""
 
     at: float
     opencode: str
     session: str
     request: str
     reply: str
+    taken: bool = True
+    """Whether the permission was still asked for."""
 
     def __str__(self) -> str:
-        return f"OpenCode {self.opencode} took the answer {self.reply} to {self.request}"
+        took = "took" if self.taken else "refused"
+        return f"OpenCode {self.opencode} {took} the answer {self.reply} to {self.request}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +251,9 @@ Record: TypeAlias = (
     | Fault
     | Unexpected
     | Prompted
+    | Ended
+    | AbortAsked
+    | CancelAsked
     | Replied
     | Written
     | Moved
@@ -229,8 +281,9 @@ class Violation:
 @dataclass
 class History:
     seed: int
-    slowness: float = 1.0
-    """The factor by which everything may take longer than on an idle machine."""
+    pulses: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """Times, and how much longer than its CPU time some work took then: what the machine gives to
+    one process among all others."""
     sent: list[Sent] = field(default_factory=list[Sent])
     reads: list[Read] = field(default_factory=list[Read])
     told: list[Told] = field(default_factory=list[Told])
@@ -239,6 +292,9 @@ class History:
     refused: list[Unexpected] = field(default_factory=list[Unexpected])
     """Errors that a failure of the cluster explains."""
     prompted: list[Prompted] = field(default_factory=list[Prompted])
+    ended: list[Ended] = field(default_factory=list[Ended])
+    aborts: list[AbortAsked] = field(default_factory=list[AbortAsked])
+    cancels: list[CancelAsked] = field(default_factory=list[CancelAsked])
     replied: list[Replied] = field(default_factory=list[Replied])
     written: list[Written] = field(default_factory=list[Written])
     moved: list[Moved] = field(default_factory=list[Moved])
@@ -280,6 +336,18 @@ class History:
             found[one.task_no].append((one.at, one.state))
         return found
 
+    def slowness(self, since: float, until: float) -> float:
+        """Return the factor by which the machine was slower than an idle one, on average."""
+        found = [factor for at, factor in self.pulses if since <= at <= until]
+        return sum(found) / len(found) if found else 1.0
+
+    def allowed(self, seconds: float, since: float, until: float) -> float:
+        """Return how long something may take that takes ``seconds`` on an idle machine.
+
+        It is lengthened by what the machine did in the meantime, up to ``MOST_SLOWNESS``.
+        """
+        return seconds * min(max(1.0, self.slowness(since, until)), MOST_SLOWNESS)
+
     def about(self, task: str) -> list[str]:
         """Return everything about a task in the order of time, to look for a cause."""
         row = next((one for one in self.tasks if one.id == task), None)
@@ -291,6 +359,9 @@ class History:
             *(one for one in self.reads if one.task == task),
             *(one for one in self.told if one.task == task and one.client != CHECKER),
             *(one for one in self.prompted if one.token == token),
+            *(one for one in self.ended if one.token == token),
+            *(one for one in self.aborts if one.session in sessions),
+            *(one for one in self.cancels if one.task == task),
             *(one for one in self.replied if one.session in sessions),
             *(one for one in self.written if one.task_no == no),
             *(one for one in self.moved if one.task_no == no),
@@ -318,6 +389,9 @@ def violations(history: History) -> list[Violation]:
         _one_task,
         _one_end,
         _one_prompt,
+        _one_reply,
+        _ended_for_a_reason,
+        _stopped,
         _same_bytes,
         _no_gap,
         _same_text,
@@ -378,11 +452,75 @@ def _one_prompt(history: History) -> Iterator[Violation]:
             yield Violation("one prompt", f"started {turns[token]} turns", task)
         if state_of.get(task) == "completed" and not turns[token]:
             yield Violation("one prompt", "completed without a turn", task)
-    replies = Counter((one.opencode, one.request) for one in history.replied)
-    for (opencode, request), count in replies.items():
-        if count > 1:
-            text = f"{request} of OpenCode {opencode} was answered {count} times"
-            yield Violation("one prompt", text)
+
+
+def _one_reply(history: History) -> Iterator[Violation]:
+    """OpenCode is given one answer to a request.
+
+    It is given once more only if a fault may have taken it away: another replica owns the OpenCode
+    since, or the OpenCode could not be reached.
+    """
+    given: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in sorted(history.replied, key=lambda one: one.at):
+        given[one.opencode, one.request].append(one.at)
+    for (opencode, request), times in given.items():
+        for first, second in pairwise(times):
+            moved = any(
+                one.upstream == opencode and first - CLOCK_SECONDS <= one.at <= second
+                for one in history.owned
+            )
+            if not moved and not _disturbed(history, opencode, first, second):
+                text = f"{request} of OpenCode {opencode} was answered again after {first:.3f}"
+                yield Violation("one reply", text)
+
+
+def _disturbed(history: History, opencode: str, since: float, until: float) -> bool:
+    """Whether an OpenCode was away, or hard to reach, at some time in between."""
+    return any(
+        one.target == opencode and one.at <= until and one.until + AFTERMATH_SECONDS >= since
+        for one in history.faults
+    )
+
+
+def _ended_for_a_reason(history: History) -> Iterator[Violation]:
+    """A task fails only if its OpenCode died, and is canceled only if a client wanted that.
+
+    All other faults are the service's to survive: a turn that a dead replica ran is continued.
+    """
+    canceled = {one.task for one in history.cancels}
+    for task in history.tasks:
+        times = [at for at, _ in history.states_of.get(task.no, [])]
+        if task.state == "canceled" and task.id not in canceled:
+            yield Violation("a reason", "was canceled, and no client wanted that", task.id)
+        elif task.state == "rejected":
+            yield Violation("a reason", "was rejected, and no client refused anything", task.id)
+        elif task.state == "failed" and not any(
+            one.kind == "opencode"
+            and one.target == task.upstream
+            and one.at <= times[-1]
+            and one.until + AFTERMATH_SECONDS >= times[0]
+            for one in history.faults
+            if times
+        ):
+            yield Violation("a reason", "failed, though its OpenCode did not", task.id)
+
+
+def _stopped(history: History) -> Iterator[Violation]:
+    """A turn whose task is canceled is stopped in OpenCode, unless it had ended by itself."""
+    prompts = {one.token: one for one in history.prompted if not one.again}
+    asked = {(one.opencode, one.session) for one in history.aborts}
+    for task in history.tasks:
+        prompt = prompts.get(history.token_of.get(task.id, ""))
+        if task.state != "canceled" or prompt is None:
+            continue
+        end = max((at for at, _ in history.states_of.get(task.no, [])), default=0.0)
+        over = any(
+            one.token == prompt.token and not one.aborted and one.at <= end + CLOCK_SECONDS
+            for one in history.ended
+        )
+        stopped = (prompt.opencode, prompt.session) in asked
+        if not over and not stopped and not _disturbed(history, prompt.opencode, prompt.at, end):
+            yield Violation("stopped", "was canceled, and OpenCode was not told to stop", task.id)
 
 
 def _same_bytes(history: History) -> Iterator[Violation]:
@@ -457,7 +595,7 @@ def _asked_first(history: History) -> Iterator[Violation]:
     token_of = {(one.opencode, one.session): one.token for one in history.prompted}
     for one in history.replied:
         token = token_of.get((one.opencode, one.session))
-        if one.reply != "reject" and token not in approved:
+        if one.taken and one.reply != "reject" and token not in approved:
             yield Violation("asked first", f"{one.request} was approved by nobody ({token})")
 
 
@@ -484,15 +622,33 @@ def _tallied(history: History) -> Iterator[Violation]:
             yield Violation("tallies", text)
 
 
-def _taken_over(history: History) -> Iterator[Violation]:
-    """Tasks of a dead replica continue, end, or wait for a person within 15 seconds.
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A task whose replica died while it worked, and how long it then stood still."""
+
+    task: StoredTask
+    fault: Fault
+    seconds: float | None
+    """Since the fault, or since the last one that hindered it; None if it never went on."""
+    limit: float
+
+    def __str__(self) -> str:
+        late = "never" if self.seconds is None else f"only after {self.seconds:.1f} s"
+        return (
+            f"went on {late} after {self.fault.kind} of {self.fault.target} at "
+            f"{self.fault.at:.3f}; {self.limit:.1f} s are allowed"
+        )
+
+
+def take_overs(history: History) -> Iterator[TakeOver]:
+    """Yield every take-over of a task.
 
     A further fault restarts the clock: a dead database stops every replica, and the replica that
     has just taken over may die too.
     """
-    limit = TAKE_OVER_SECONDS * history.slowness
-    deadly = [one for one in history.faults if one.kind in ("kill", "term")]
-    for fault in deadly:
+    upstreams = sorted({one.upstream for one in history.owned})
+    faults = sorted(history.faults, key=lambda one: one.at)
+    for fault in (one for one in faults if one.kind in ("kill", "term")):
         number = max(
             (
                 one.no
@@ -501,34 +657,41 @@ def _taken_over(history: History) -> Iterator[Violation]:
             ),
             default=None,
         )
-        for upstream in sorted({one.upstream for one in history.owned}):
+        limit = history.allowed(
+            TAKE_OVER_SECONDS, fault.at, fault.at + TAKE_OVER_SECONDS * MOST_SLOWNESS
+        )
+        for upstream in upstreams:
             changes = [one for one in history.owned if one.upstream == upstream]
             before = [one for one in changes if one.at <= fault.at]
             if number is None or not before or before[-1].owner != number:
                 continue
-            deadline = fault.at + limit
-            for other in sorted(history.faults, key=lambda one: one.at):
-                hinders = other.kind != "opencode" or other.target == upstream
-                if hinders and other.at < deadline and other.until + limit > deadline:
-                    deadline = other.until + limit
+            since = fault.at
+            for other in faults:
+                hinders = other.target not in upstreams or other.target == upstream
+                if hinders and other.at < since + limit and other.until > since:
+                    since = other.until
             for task in history.tasks:
                 if task.upstream == upstream:
-                    yield from _goes_on(history, task, fault, deadline)
+                    yield from _goes_on(history, task, fault, since, limit)
 
 
 def _goes_on(
-    history: History, task: StoredTask, fault: Fault, deadline: float
-) -> Iterator[Violation]:
+    history: History, task: StoredTask, fault: Fault, since: float, limit: float
+) -> Iterator[TakeOver]:
     before = [state for at, state in history.states_of.get(task.no, []) if at <= fault.at]
     if not before or before[-1] in TERMINAL | WAITING:
         return
     # The state is stored in the same transaction as the entries, but a moment later.
     stored = [*history.written_for.get(task.no, []), *(at for at, _ in history.states_of[task.no])]
-    after = sorted(at for at in stored if at > fault.at)
-    if not after or after[0] > deadline:
-        late = f"only after {after[0] - fault.at:.1f} s" if after else "never"
-        text = f"went on {late} after {fault.kind} of {fault.target} at {fault.at:.3f}"
-        yield Violation("taken over", text, task.id)
+    after = min((at for at in stored if at > fault.at), default=None)
+    yield TakeOver(task, fault, None if after is None else max(0.0, after - since), limit)
+
+
+def _taken_over(history: History) -> Iterator[Violation]:
+    """Tasks of a dead replica continue, end, or wait for a person within 15 seconds."""
+    for one in take_overs(history):
+        if one.seconds is None or one.seconds > one.limit:
+            yield Violation("taken over", str(one), one.task.id)
 
 
 def _back_at_the_start(history: History) -> Iterator[Violation]:

@@ -23,8 +23,8 @@ from starlette.responses import Response
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.events import Event, PartDelta, SessionChanged, decode
-from opencode_a2a.opencode.managed import free_port
 from tests.support.opencode import FakeOpenCode, recorded
+from tests.support.ports import free_port
 
 PACE_SECONDS = 0.12
 _TEXT = re.compile(r"chaos (?P<token>\w+) words=(?P<words>\d+)(?P<asks> ask)?")
@@ -151,11 +151,24 @@ class PlayedOpenCode(FakeOpenCode):
         body: dict[str, Any] = orjson.loads(await request.body())
         asked = self._state.permissions.get(request.path_params["id"])
         replied = await super()._reply(request)
-        if replied.status_code == 200 and asked is not None:
-            self._note(reply={"session": asked.session_id, "request": asked.id, **body})
+        taken = replied.status_code == 200 and asked is not None
+        # One that comes when the request is settled is noted too: it was given all the same.
+        self._note(
+            reply={
+                "session": asked.session_id if asked else "",
+                "request": request.path_params["id"],
+                "reply": body.get("reply", ""),
+                "taken": taken,
+            }
+        )
+        if taken:
             # The turn tells so in a moment; another reply must not count until then.
-            self._state.permissions.pop(asked.id, None)
+            self._state.permissions.pop(request.path_params["id"], None)
         return replied
+
+    async def _abort(self, request: Request) -> Response:
+        self._note(abort={"session": request.path_params["id"]})
+        return await super()._abort(request)
 
 
 def _text(prompt: JsonObject) -> str:
@@ -168,7 +181,7 @@ class OpenCodeProcess:
 
     def __init__(self, name: str, directory: Path, workspace: Path) -> None:
         self.name = name
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.journal = directory / f"{name}.jsonl"
         self._workspace = workspace

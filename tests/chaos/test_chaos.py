@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.campaign import campaign, report
 from tests.chaos.history import violations
 
-SECONDS = float(os.environ.get("OPENCODE_A2A_TEST_CHAOS", "60"))
+SECONDS = float(os.environ.get("OPENCODE_A2A_TEST_CHAOS", "30"))
 SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
 
 

@@ -8,6 +8,7 @@ when that is neither what it should be nor a fault of the client that is known.
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import structlog
 from tests.clients.matrix import (
     CLIENTS,
     HERE,
+    ID,
     SEEN,
     TABLE,
     TIME,
@@ -52,6 +54,7 @@ def scripts(workspace: Path, name: str) -> dict[str, tuple[str, bool]]:
     file = {"filePath": str(workspace / f"{name}.txt"), "content": "hi\n"}
     command = {"command": "echo ran", "description": "Say it"}
     return {
+        "plain": (script({"say": "Hello."}, {"wait": 0.2}, {"say": " How are you?"}), True),
         "answer": (
             script({"think": "Let me think."}, {"tool": "write", "input": file}, {"say": "Done."}),
             True,
@@ -73,6 +76,10 @@ def scripts(workspace: Path, name: str) -> dict[str, tuple[str, bool]]:
 async def expected(caller: Caller, workspace: Path) -> Expected:
     """Return what the service says itself."""
     says = scripts(workspace, "expected")
+    # The first turn of an OpenCode can take minutes on a busy machine; no client would wait.
+    async with caller.stream(says["plain"][0]) as following:
+        await following.rest()
+    plain = await caller.send(says["plain"][0])
     answer = await caller.send(says["answer"][0])
     asked = await caller.send(says["question"][0])
     reply = await caller.send(says["reply"][0], task=asked.id)
@@ -81,7 +88,7 @@ async def expected(caller: Caller, workspace: Path) -> Expected:
     assert answer.reasoning
     # A stream shows only what is new since the question.
     replies = (reply.text, reply.text.removeprefix("I will run it.").strip())
-    return Expected(answer.text, TIME.sub("TIME", asked.said), replies, failed.said)
+    return Expected(plain.text, answer.text, TIME.sub("TIME", asked.said), replies, failed.said)
 
 
 @asynccontextmanager
@@ -91,11 +98,22 @@ async def talking(client: Client, service: Running, state: Path) -> AsyncGenerat
         async with _by_sdk(client, service) as by_sdk:
             yield by_sdk
         return
-    own = ROOT / ".tools" / "clients" / client.environment / "bin" / "python"
-    python = sys.executable if client.environment == "a2a-sdk" else str(own)
+    tools = ROOT / ".tools" / "clients"
+    driver = HERE / "drivers" / client.driver
+    if driver.suffix == ".mjs":
+        # Node looks for packages beside the script.
+        program, place = shutil.which("node"), tools / "javascript"
+        for script in driver.parent.glob("*.mjs"):
+            shutil.copy(script, place)
+        driver = place / client.driver
+    elif client.environment == "a2a-sdk":
+        program = sys.executable
+    else:
+        program = str(tools / client.environment / "bin" / "python")
+    assert program is not None, "Node is missing"
     process = await asyncio.create_subprocess_exec(
-        python,
-        str(HERE / "drivers" / client.driver),
+        program,
+        str(driver),
         service.url,
         TOKEN,
         *client.arguments,
@@ -109,8 +127,8 @@ async def talking(client: Client, service: Running, state: Path) -> AsyncGenerat
     assert process.stdout is not None
     given, told = process.stdin, process.stdout
 
-    async def read() -> dict[str, str]:
-        async with asyncio.timeout(2 * SECONDS):
+    async def read(seconds: int = 2 * SECONDS) -> dict[str, str]:
+        async with asyncio.timeout(seconds):
             line = await told.readline()
         if not line:
             raise RuntimeError(f"{client.id} ended:\n{(state / 'stderr').read_text()[-2000:]}")
@@ -122,7 +140,7 @@ async def talking(client: Client, service: Running, state: Path) -> AsyncGenerat
         return answer["shown"] if "shown" in answer else answer["error"]
 
     try:
-        await read()
+        await read(15 * SECONDS)  # some frameworks take minutes to import on a busy machine
         yield say
     finally:
         process.kill()
@@ -136,9 +154,12 @@ async def _by_sdk(client: Client, service: Running) -> AsyncGenerator[Say]:
     Shown is what the agent says to the state; else the last artifact, in a stream the one that was
     told of last.
     """
-    wire = Wire.RPC if client.environment == "js-sdk-1.0" else Wire.RPC03
-    run = python03_client if client.environment == "a2a-sdk-0.3" else javascript_client
-    async with run(service, wire) as sdk:
+    if client.environment == "a2a-sdk-0.3":
+        running = python03_client(service, Wire.RPC03)  # the binding that it takes by itself
+    else:
+        wire = Wire.RPC if client.environment == "js-sdk-1.0" else Wire.RPC03
+        running = javascript_client(service, wire, by_card=True)
+    async with running as sdk:
         task: Task | None = None
 
         async def say(text: str, fresh: bool) -> str:
@@ -159,6 +180,15 @@ async def _by_sdk(client: Client, service: Running) -> AsyncGenerator[Say]:
             return "".join(p.get("text", "") for p in (last or task.artifacts[-1])["parts"])
 
         yield say
+
+
+def _store(seen: Seen, should: Expected) -> None:
+    stored = {
+        "expected": asdict(should),
+        "seen": {c.id: seen[c.id] for c in CLIENTS if c.id in seen},
+    }
+    SEEN.write_bytes(orjson.dumps(stored, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    TABLE.write_text("\n".join(table(seen, should)) + "\n")
 
 
 async def main(wanted: list[str]) -> int:
@@ -187,17 +217,13 @@ async def main(wanted: list[str]) -> int:
                     async with talking(client, service, state) as say:
                         for scene, (text, fresh) in says.items():
                             shown = await say(text, fresh)
-                            # Paths and times differ from run to run.
+                            # Paths, times and ids differ from run to run.
                             shown = TIME.sub("TIME", shown.replace(str(workspace), "/workspace"))
+                            shown = ID.sub("ID", shown)
                             seen[client.id][scene] = shown
                             right = "right" if should.met(scene, shown) else repr(shown)
                             print(f"{client.id}: {scene}: {right}", flush=True)
-    stored = {
-        "expected": asdict(should),
-        "seen": {c.id: seen[c.id] for c in CLIENTS if c.id in seen},
-    }
-    SEEN.write_bytes(orjson.dumps(stored, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    TABLE.write_text("\n".join(table(seen, should)) + "\n")
+                    _store(seen, should)  # for a run that goes on where this one ends
     wrong = list(judge(seen, should))
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.connect import Connection
+from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.managed import USERNAME, install_nothing
 from opencode_a2a_demo.server import DemoModel
 from tests.conftest import ASKING, UNTRACKED, Stages
 from tests.support import mcp_echo
+from tests.support.answers import Wire
 from tests.support.backstage import Backstage
 from tests.support.caller import Caller
 from tests.support.forked import ForkedProgram
@@ -36,6 +38,9 @@ EVERYTHING_ASKED: JsonObject = {
     "mcp": {"echo": {"type": "local", "command": [sys.executable, ECHO]}},
     **UNTRACKED,
 }
+
+two_wires = pytest.mark.parametrize("wire", [Wire.RPC, Wire.REST03], ids=lambda wire: wire.value)
+"""Each binding and each version once; ``tests/service`` has all of them, before recordings."""
 
 Serve = Callable[..., Awaitable[Running]]
 """Starts a service with changed settings, for the length of the test."""
@@ -114,10 +119,11 @@ async def kill_at(
 
 
 @pytest.fixture
-async def opencode(backstage: Backstage) -> AsyncGenerator[OpenCode]:
+async def opencode(backstage: Backstage) -> AsyncGenerator[Driver]:
     """OpenCode's own API, past the service."""
-    async with OpenCode(backstage.url, username=USERNAME, password=backstage.password) as client:
-        yield client
+    async with Connection(backstage.url, username=USERNAME, password=backstage.password) as there:
+        await there.choose()
+        yield there.driver
 
 
 @pytest.fixture

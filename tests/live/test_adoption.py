@@ -1,6 +1,7 @@
 """A managed OpenCode outlives a service that was killed, and the next start takes it over."""
 
 import asyncio
+import os
 import signal
 import uuid
 from collections.abc import AsyncGenerator
@@ -128,6 +129,29 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
     await asked(caller, tmp_path)
     assert await program.stop(signal.SIGHUP) == 0
     assert program.left() == []
+
+
+async def test_a_request_that_ended_with_its_opencode_is_named_and_asked_again(
+    program: Program, tmp_path: Path
+) -> None:
+    caller = Caller(program)
+    waiting = await asked(caller, tmp_path)
+
+    # As when a container ends: the service and its OpenCode at once.
+    program.signal(signal.SIGKILL)
+    os.kill(opencode_pid(program), signal.SIGKILL)
+    await program.ended()
+    await program.start()
+
+    ended = await caller.ended(waiting.id)
+    assert (ended.state, ended.error_type) == ("failed", "UPSTREAM_INTERRUPTED")
+    assert "what it asked ended with it. Send the message again, and it asks again." in ended.said
+    again = await caller.send(
+        script(outside(tmp_path), {"say": "allowed"}), context=waiting.context_id
+    )
+    assert (again.state, again.session_id) == ("input_required", waiting.session_id)
+    answered = await caller.send("once", task=again.id)
+    assert (answered.state, answered.text) == ("completed", "allowed")
 
 
 async def test_the_demo_goes_on_after_a_kill_in_the_middle_of_text(

@@ -26,8 +26,8 @@ from tests.live.conftest import KILLS, SEED, Serve, kill_at
 from tests.support.answers import RefusedError, Task, Update
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.event_stream import listening
 from tests.support.forked import ForkedProgram
-from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.proxy import Moment, Proxy
 from tests.support.service import TOKEN, serving, variables_for
@@ -101,8 +101,8 @@ async def test_an_answer_repeated_after_a_kill_does_not_approve_the_next_permiss
     assert second.interrupt["request_id"] != first.interrupt["request_id"]
     assert commands.ran == [True, False]
     assert second.history.count("yes") == 1
-    ended = await caller.send("no", task=first.id)
-    assert (ended.state, ended.history[1:]) == ("rejected", ["yes", "no"])
+    ended = await caller.send("2 no", task=first.id)
+    assert (ended.state, ended.history[1:]) == ("rejected", ["yes", "2 no"])
     assert commands.ran == [True, False]
 
 
@@ -124,8 +124,8 @@ async def test_a_reply_without_the_task_repeated_after_a_kill_is_the_same_reply(
     assert (again.id, again.state) == (first.id, "input_required")
     assert second.interrupt["request_id"] != first.interrupt["request_id"]
     assert commands.ran == [True, False]
-    ended = await caller.send("no", context=first.context_id)
-    assert (ended.id, ended.state, ended.history[1:]) == (first.id, "rejected", ["yes", "no"])
+    ended = await caller.send("2 no", context=first.context_id)
+    assert (ended.id, ended.state, ended.history[1:]) == (first.id, "rejected", ["yes", "2 no"])
 
 
 @pytest.mark.parametrize("moment", [Moment.SENT, Moment.TAKEN], ids=lambda moment: moment.value)
@@ -181,8 +181,8 @@ async def test_no_answer_counts_twice_whenever_the_service_is_killed(
         assert second.state == "input_required"
         assert second.interrupt["request_id"] != first.interrupt["request_id"]
         assert commands.ran == [True, False]
-        ended = await caller.send("no", task=first.id)
-        assert (ended.state, ended.history[1:]) == ("rejected", ["yes", "no"])
+        ended = await caller.send("2 no", task=first.id)
+        assert (ended.state, ended.history[1:]) == ("rejected", ["yes", "2 no"])
         assert commands.ran == [True, False]
 
 
@@ -297,7 +297,7 @@ async def test_a_setting_says_whether_opencode_may_be_answered_at_its_own_termin
             await console.reply_permission(RequestId(asked.interrupt["request_id"]), "once", at=at)
             if allowed == "true":
                 await asked_after(caller, asked)
-                ended = await caller.send("yes", task=asked.id)
+                ended = await caller.send("2 yes", task=asked.id)
             else:
                 ended = await caller.ended(asked.id)
             left = {request.session_id for request in await console.permissions(at=at)}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from opencode_a2a.opencode.managed import free_port
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.ports import free_port
 from tests.support.service import TOKEN, Running, serving, settings_for
 from tests.support.terminal import Terminal
 
@@ -30,7 +30,7 @@ async def service(
     """A service that asks before it does anything, and our credential for it."""
     monkeypatch.setenv("A2A_CLIENT_BEARER_TOKEN", TOKEN)
     monkeypatch.setenv("A2A_STATE_DIR", str(tmp_path))
-    port = free_port("127.0.0.1")
+    port = free_port()
     settings = settings_for(asking_backstage, tmp_path, A2A_PORT=str(port))
     async with serving(settings, port=port) as running:
         yield running
@@ -73,7 +73,7 @@ async def test_a_question_stays_until_it_is_settled(service: Running) -> None:
     assert status == 0
 
 
-async def test_an_answer_typed_before_the_question_is_dropped(
+async def test_what_is_typed_while_the_agent_works_steers_it_and_answers_nothing(
     service: Running, asking_backstage: Backstage, gate: str
 ) -> None:
     async with Terminal("chat", service.url) as terminal:
@@ -81,8 +81,10 @@ async def test_an_answer_typed_before_the_question_is_dropped(
         terminal.type(script({"gate": gate}, BASH, {"say": "all done"}) + "\n")
         await asking_backstage.reached(gate)
         terminal.type("yes\n")
+        await terminal.sees("Not sent: ")
+        terminal.type("be brief\n")
+        await terminal.sees("(be brief)")
         await asking_backstage.open(gate)
-        await terminal.sees("What was typed before the question is dropped.")
         await terminal.sees(ANSWER)
         [waiting] = await tasks(service)
         terminal.type("no\n")
@@ -92,7 +94,8 @@ async def test_an_answer_typed_before_the_question_is_dropped(
 
     [task] = await tasks(service)
     assert waiting["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
-    [answer] = messages(task)[1:]
+    [steered, answer] = messages(task)[1:]
+    assert steered == "be brief"
     assert re.fullmatch(r"\d+ no", answer)  # it names what was asked
 
 

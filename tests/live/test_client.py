@@ -17,7 +17,7 @@ from opencode_a2a.errors import (
     UpstreamPayloadError,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.messages import new_message_id
+from opencode_a2a.messages import MessageIds
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.types import (
@@ -35,10 +35,11 @@ from opencode_a2a.opencode.types import (
     ToolPart,
     UserMessage,
 )
-from tests.support.heard import listening
+from tests.support.event_stream import listening
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 
+new_message_id = MessageIds(b"key")
 UNKNOWN = SessionId("ses_0000000000000000000000")
 
 

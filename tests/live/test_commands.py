@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from opencode_a2a.opencode.managed import free_port
 from tests.support.backstage import Backstage, script
+from tests.support.ports import free_port
 from tests.support.program import Program
 from tests.support.service import TOKEN, serving, settings_for, variables_for
 
@@ -22,7 +22,7 @@ BASH = {"tool": "bash", "input": {"command": "echo ran", "description": "Say it"
 @pytest.fixture
 async def url(asking_backstage: Backstage, tmp_path: Path) -> AsyncGenerator[str]:
     """A service that is where its card says."""
-    port = free_port("127.0.0.1")
+    port = free_port()
     settings = settings_for(asking_backstage, tmp_path, A2A_PORT=str(port))
     async with serving(settings, port=port) as running:
         yield running.url

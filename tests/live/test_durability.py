@@ -20,19 +20,18 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.types import TextPart
-from tests.live.conftest import KILLS, SEED
+from tests.live.conftest import KILLS, SEED, two_wires
 from tests.support.answers import Task, Update, Wire, fold
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following
+from tests.support.event_stream import listening
 from tests.support.forked import ForkedProgram
-from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, variables_for
 
 pytestmark = [pytest.mark.live, pytest.mark.both_databases]
 
-every_wire = pytest.mark.parametrize("wire", list(Wire), ids=lambda wire: wire.value)
 BROKEN = (httpx2.TransportError, ConnectionError)
 TRUE: JsonObject = {"tool": "bash", "input": {"command": "true", "description": "d"}}
 ANSWER = " ".join(f"word{number}" for number in range(40))
@@ -66,7 +65,7 @@ async def working(program: Program) -> list[Any]:
 
 
 @pytest.mark.sqlite_only  # on PostgreSQL one wire is resumed below, over several kills
-@every_wire
+@two_wires
 async def test_a_reader_goes_on_with_its_last_id_after_a_kill(
     program: Program, backstage: Backstage, opencode: OpenCode, gate: str, wire: Wire
 ) -> None:
@@ -323,7 +322,7 @@ async def send_and_drop(caller: Caller, message_id: str, answer: str) -> None:
 
 
 async def test_many_background_tasks_all_end(program: Program) -> None:
-    """More at once, before an OpenCode that costs less: ``tests/service/test_lasting.py``."""
+    """More at once, before an OpenCode that costs less: ``tests/service/test_restarts.py``."""
     caller = Caller(program)
     contexts = [str(uuid.uuid4()) for _ in range(10)]
     begun = [

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -12,13 +15,20 @@ import pytest
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.managed import USERNAME, ManagedOpenCode, passed_environment
+from opencode_a2a.opencode.managed import (
+    USERNAME,
+    ManagedOpenCode,
+    install_nothing,
+    passed_environment,
+)
+from opencode_a2a.opencode.process import listening_url
 from opencode_a2a.opencode.types import Prompt, SessionDraft, ShellCall, TextInput
 from opencode_a2a_demo.server import DemoModel, opencode_config
 from tests.support.backstage import script
 from tests.support.caller import Caller
-from tests.support.program import Program
-from tests.support.service import TOKEN
+from tests.support.ports import free_port
+from tests.support.program import PATIENCE, Program, bare, run
+from tests.support.service import TOKEN, serving, settings_for, variables_for
 
 pytestmark = pytest.mark.live
 
@@ -124,3 +134,141 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
+
+
+# An OpenCode that the service did not start
+
+PASSWORD = "canary-of-an-opencode"  # noqa: S105 - not a secret
+ANSWERS_ITSELF = """
+import glob, json, sys, time, urllib.error, urllib.request, base64
+
+def passwords():
+    for file in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            for variable in open(file, "rb").read().split(b"\\0"):
+                name, _, value = variable.partition(b"=")
+                if name == b"OPENCODE_SERVER_PASSWORD" and value:
+                    yield value
+        except OSError:
+            pass
+
+def call(path, password, body=None):
+    key = base64.b64encode(b"opencode:" + password).decode()
+    headers = {"Authorization": "Basic " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(sys.argv[1] + path, body, headers)
+    return json.load(urllib.request.urlopen(request))
+
+for _ in range(40):
+    for password in {b"", *passwords()}:
+        try:
+            for asked in call("/permission", password):
+                call(f"/permission/{asked['id']}/reply", password, b'{"reply": "once"}')
+                print("answered", flush=True)
+        except urllib.error.HTTPError as error:
+            print(error.code, flush=True)
+    time.sleep(0.1)
+print("done", flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """An OpenCode that runs by itself; ``Behind`` for a service."""
+
+    url: str
+    workspace: Path
+    printed: list[str]
+    password: str = PASSWORD
+
+
+@asynccontextmanager
+async def launched(
+    *command: str, workspace: Path, model: DemoModel, **variables: str
+) -> AsyncGenerator[Launched]:
+    """Start an OpenCode that asks before it edits a file."""
+    home = workspace.parent / "home"
+    install_nothing(home / ".config")
+    config = {
+        **opencode_config(model.url),
+        "permission": {"edit": "ask", "external_directory": "allow"},
+    }
+    given = {"HOME": str(home), "OPENCODE_CONFIG_CONTENT": orjson.dumps(config).decode()}
+    port = str(free_port())
+    process = await asyncio.create_subprocess_exec(
+        *command, "serve", "--hostname", "127.0.0.1", "--port", port,
+        env=bare(given | variables), cwd=workspace, start_new_session=True,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    printed: list[str] = []
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while line := (await process.stdout.readline()).decode():
+                printed.append(line.strip())
+                if url := listening_url(line):
+                    break
+            else:
+                raise AssertionError("\n".join(printed))
+        yield Launched(url, workspace, printed)
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+@pytest.mark.linux_only
+async def test_an_agent_cannot_answer_its_own_permission_at_an_opencode_of_its_own(
+    opencode_command: str, model: DemoModel, workspace: Path, tmp_path: Path
+) -> None:
+    ours = (sys.executable, "-m", "opencode_a2a", "opencode", "--")
+    secrets = {"OPENCODE_COMMAND": opencode_command, "A2A_BEARER_TOKEN": TOKEN}
+    (workspace / "answer.py").write_text(ANSWERS_ITSELF)
+    async with (
+        launched(
+            *ours, workspace=workspace, model=model, OPENCODE_SERVER_PASSWORD=PASSWORD, **secrets
+        ) as opencode,
+        serving(settings_for(opencode, tmp_path / "state")) as service,
+    ):
+        look = "env > seen.txt; cat /proc/[0-9]*/environ > processes.txt 2>/dev/null; "
+        look += f"{sys.executable} answer.py {opencode.url} > answers.txt 2>&1"
+        file = workspace / "new.txt"
+        write: JsonObject = {"tool": "write", "input": {"filePath": str(file), "content": "new"}}
+        caller = Caller(service)
+        task = await caller.send(script(bash(look), write, {"say": "done"}))
+        assert task.state == "input_required"
+        answers = workspace / "answers.txt"
+        await until(lambda: answers.exists() and "done" in answers.read_text())
+
+        told = answers.read_text().split()
+        assert {*told} == {"401", "done"}
+        assert (await caller.get(task.id)).state == "input_required"
+        assert not file.exists()
+        for name in ("seen.txt", "processes.txt"):
+            text = (workspace / name).read_text(errors="replace")
+            assert PASSWORD not in text, name
+        assert TOKEN not in (workspace / "seen.txt").read_text()
+        answered = await caller.send("once", task=task.id)
+        assert (answered.state, answered.text) == ("completed", "done")
+
+        _, told = await run("doctor", **variables_for(opencode, tmp_path / "doctor"))
+        assert f"password: that of {opencode.url} is withheld from the agent's tools" in told
+
+
+@pytest.mark.linux_only
+async def test_doctor_and_serve_say_that_a_plain_opencode_shows_its_password(
+    opencode_command: str, model: DemoModel, workspace: Path, tmp_path: Path
+) -> None:
+    async with launched(
+        opencode_command, workspace=workspace, model=model, OPENCODE_SERVER_PASSWORD=PASSWORD
+    ) as opencode:
+        variables = variables_for(opencode, tmp_path / "state")
+        _, told = await run("doctor", **variables)
+        assert f"the agent's tools see that of {opencode.url} in their environment" in told
+        assert "start it with `opencode-a2a opencode`" in told
+        assert PASSWORD not in told
+        async with OpenCode(opencode.url, password=PASSWORD) as client:
+            assert await client.sessions(at=Location(str(workspace))) == []
+
+        async with Program(variables) as program:
+            warned = await program.printed(lambda line: "may answer its own permissions" in line)
+            assert "start it with `opencode-a2a opencode`" in warned
+            assert await program.stop() == 0

@@ -27,7 +27,7 @@ KEYS = {
     *("session_binding", "model_selection", "streaming", "session_query", "provider_discovery"),
     *("workspace_control", "interrupt_recovery", "interrupt_callback"),
     *("compatibility_profile", "wire_contract", "rights", "output_schema", "webhooks"),
-    "budget",
+    *("budget", "tasks"),
 }
 ONE = {"A2A-Version": "1.0"}
 NOT_FOUND = -32601

@@ -21,7 +21,7 @@ from opencode_a2a.opencode.feed import Feed
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
-from tests.support.heard import listening
+from tests.support.event_stream import listening
 from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live

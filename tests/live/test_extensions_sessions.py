@@ -362,6 +362,15 @@ async def test_messages_keep_files_and_tools_and_are_paged(ann: Caller) -> None:
             {"parts": [{"type": "text", "text": "x"}], "model": {"providerID": "demo"}},
             ("request.model.modelID",),
         ),
+        # OpenCode would take them, and neither run anything nor say why.
+        ({"parts": [{"type": "text", "text": "x"}], "agent": "nobody"}, ("request.agent",)),
+        (
+            {
+                "parts": [{"type": "text", "text": "x"}],
+                "model": {"providerID": "demo", "modelID": "none"},
+            },
+            ("request.model",),
+        ),
         (
             {"parts": [{"type": "text", "text": "x"}], "tools": {"bash": "no"}},
             ("request.tools.bash",),

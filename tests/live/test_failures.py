@@ -9,7 +9,7 @@ import pytest
 
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from tests.live.conftest import Serve
+from tests.live.conftest import Serve, two_wires
 from tests.support.answers import RefusedError, Wire
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
@@ -17,7 +17,6 @@ from tests.support.service import Running
 
 pytestmark = pytest.mark.live
 
-every_wire = pytest.mark.parametrize("wire", list(Wire), ids=lambda wire: wire.value)
 LOOP = {"tool": "bash", "input": {"command": "true", "description": "d"}}
 
 
@@ -118,7 +117,7 @@ async def test_an_answer_that_was_cut_for_length_completes_and_says_so(caller: C
 # The provider wants a sign-in
 
 
-@every_wire
+@two_wires
 async def test_a_refused_key_asks_for_a_sign_in_and_the_next_message_tries_again(
     service: Running, wire: Wire
 ) -> None:
@@ -261,7 +260,7 @@ async def test_an_unknown_agent_fails_the_task(serve: Serve) -> None:
 # Somebody cancels
 
 
-@every_wire
+@two_wires
 async def test_a_canceled_turn_keeps_its_text_and_its_session(
     service: Running, backstage: Backstage, opencode: OpenCode, wire: Wire
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.live.conftest import kill_at
-from tests.support.answers import Task, Wire
+from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.forked import ForkedProgram
@@ -57,9 +57,7 @@ def outputs(task: Task) -> list[str]:
     return [tool["status"] for tool in task.tools]
 
 
-@pytest.mark.parametrize("wire", [Wire.RPC, Wire.RPC03], ids=lambda wire: wire.value)
-async def test_twenty_commands_need_one_answer(shared: Running, wire: Wire) -> None:
-    ann = Caller(shared, wire)
+async def test_twenty_commands_need_one_answer(ann: Caller) -> None:
     with capture_logs() as logs:
         asked = await ann.send(script(*git(*(f"-{n}" for n in range(1, 21))), [DONE]))
         ended = await ann.send("yes for this task", task=asked.id)
@@ -134,7 +132,7 @@ async def test_a_grant_that_is_revoked_in_the_middle_allows_nothing_more(
     assert again.reason == "GRANT_NOT_FOUND"
     assert (await ann.method(LIST))["items"] == []
     assert "git log -3" in third.said
-    ended = await ann.send("no", task=asked.id)
+    ended = await ann.send(f"{third.interrupt['number']} no", task=asked.id)
     assert outputs(ended) == ["completed", "completed", "error"]
 
 

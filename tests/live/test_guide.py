@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.opencode.managed import free_port
 from tests.support.backstage import Backstage
+from tests.support.ports import free_port
 from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -34,7 +34,7 @@ def test_every_example_makes_its_own_message_id(page: Path) -> None:
 @pytest.fixture
 async def there(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
     """A service that is where its card says."""
-    port = free_port("127.0.0.1")
+    port = free_port()
     settings = settings_for(backstage, tmp_path, A2A_PORT=str(port))
     async with serving(settings, port=port) as running:
         yield running
@@ -70,7 +70,7 @@ async def test_every_example_of_the_readme_works(there: Running, tmp_path: Path)
     assert f"{there.url}/console#code=" in printed
     assert "I am the demo model" in printed
     assert "completed" in printed
-    assert '"state":"TASK_STATE_COMPLETED"' in printed
+    assert '"state": "TASK_STATE_COMPLETED"' in printed
 
 
 def test_where_the_key_goes_is_on_the_first_screen_of_the_readme() -> None:

@@ -22,7 +22,8 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode import connect
+from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.managed import USERNAME
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
@@ -96,7 +97,7 @@ class Killed:
 class Workshop(Killed):
     """One with a real OpenCode, and the tools that it ran."""
 
-    def __init__(self, program: Program, stage: Backstage, opencode: OpenCode) -> None:
+    def __init__(self, program: Program, stage: Backstage, opencode: Driver) -> None:
         super().__init__(program)
         self.workspace = stage.workspace
         self.opencode = opencode
@@ -125,12 +126,13 @@ class Workshop(Killed):
 @pytest.fixture
 async def killed(stage: Backstage, tmp_path: Path) -> AsyncGenerator[Workshop]:
     async with (
-        OpenCode(stage.url, username=USERNAME, password=stage.password) as opencode,
+        connect.Connection(stage.url, username=USERNAME, password=stage.password) as there,
         ForkedProgram(
             variables_for(stage, tmp_path, A2A_PUSH_ALLOW_PRIVATE_HOSTS="true")
         ) as program,
     ):
-        yield Workshop(program, stage, opencode)
+        await there.choose()
+        yield Workshop(program, stage, there.driver)
 
 
 def command(name: str, argument: str) -> Any:
@@ -181,7 +183,7 @@ async def approve_one_and_refuse_the_next(killed: Workshop) -> None:
     first = await waiting_for(killed, await killed.send(prompt), wanted)
     second = await waiting_for(killed, await killed.send("yes", task=first.id), unwanted)
     assert killed.ran(wanted) == ["ran"]
-    task = await killed.send("reject: not this one", task=second.id)
+    task = await killed.send("2 reject: not this one", task=second.id)
     task = await killed.insist(lambda: killed.caller.ended(task.id))
 
     assert (task.state, task.text) == ("completed", "done")

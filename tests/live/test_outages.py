@@ -289,7 +289,7 @@ async def test_a_killed_opencode_forgets_its_prompts_and_the_task_says_so(
     assert asked.state == "input_required"
     assert resolved["resolution"] == "void"
     assert following.task.state == "failed"
-    assert following.task.said
+    assert "Send the message again, and it asks again." in following.task.said
 
 
 async def _idle(opencode: OpenCode, backstage: Backstage, session_id: SessionId) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from opencode_a2a.events import JsonObject
+from tests.live.conftest import two_wires
 from tests.support.answers import Wire
 from tests.support.backstage import script
 from tests.support.caller import Caller
@@ -35,7 +36,7 @@ def last_data(raw: Any) -> Any:
     return data.get("data", data) if part.get("kind") is None and "name" not in data else data
 
 
-@pytest.mark.parametrize("wire", list(Wire))
+@two_wires
 @pytest.mark.parametrize("metadata", [SHARED, FORMAT], ids=["shared", "opencode"])
 async def test_the_answer_is_data_that_fits_the_schema(
     service: Running, wire: Wire, metadata: JsonObject
@@ -52,7 +53,7 @@ async def test_the_answer_is_data_that_fits_the_schema(
     assert last_data((await caller.get(task.id)).raw) == ANN
 
 
-@pytest.mark.parametrize("wire", list(Wire))
+@two_wires
 async def test_a_stream_ends_with_the_data(service: Running, wire: Wire) -> None:
     async with Caller(service, wire).stream(giving(ANN), metadata=SHARED) as following:
         await following.rest()

@@ -14,10 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script, until_restarted
 from tests.support.caller import PATIENCE, Caller
+from tests.support.ports import free_port
 from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -81,7 +81,7 @@ async def start(
             return await stack.enter_async_context(serving(settings, headers, port))
 
         async def both(**changes: str) -> Pair:
-            front, helper = free_port("127.0.0.1"), free_port("127.0.0.1")
+            front, helper = free_port(), free_port()
             one = await run(
                 backstage,
                 "front",
@@ -263,7 +263,7 @@ async def test_the_credential_of_a_peer_is_in_no_log_nor_answer(start: Start) ->
 
 async def test_the_page_about_peers_is_right(opencode_command: str) -> None:
     """Two managed OpenCodes, and every command of the page."""
-    ports = [str(free_port("127.0.0.1")) for _ in range(2)]
+    ports = [str(free_port()) for _ in range(2)]
     places = [Path(sys.executable).parent, Path(opencode_command).parent, os.environ["PATH"]]
     async with asyncio.timeout(4 * PATIENCE):
         demo = await asyncio.create_subprocess_exec(

@@ -110,7 +110,9 @@ async def test_a_plan_changes_nothing_and_go_carries_it_out(
     )
     still_unchanged = on_disk(workspace)
     done = await caller.send(
-        "go: " + script(write(workspace, "made"), [{"say": "made"}]), task=planned.id
+        # Just after the first plan was answered, the second one has to be named.
+        f"{revised.interrupt['number']} go: " + script(write(workspace, "made"), [{"say": "made"}]),
+        task=planned.id,
     )
 
     assert unchanged == still_unchanged == before

@@ -12,11 +12,12 @@ from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.kinds import untested
 from opencode_a2a.opencode.managed import ManagedOpenCode
-from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes, untested
+from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes
 from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
 from tests.support.backstage import until_restarted
-from tests.support.heard import listening
+from tests.support.event_stream import listening
 
 pytestmark = pytest.mark.live
 

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from opencode_a2a.opencode.managed import free_port
+from tests.support.ports import free_port
 from tests.support.screens import compare, settled
 from tests.support.terminal import Terminal
 
@@ -25,7 +25,7 @@ def home() -> Generator[Path]:
 async def test_every_screen_of_the_first_minutes_is_as_it_was(
     opencode_command: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port("127.0.0.1")
+    port = free_port()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("OPENCODE_COMMAND", opencode_command)
     monkeypatch.setenv("OPENCODE_STARTUP_TIMEOUT", "60")

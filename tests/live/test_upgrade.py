@@ -19,10 +19,10 @@ import httpx2
 import pytest
 
 from bench.systems import install_adapter
-from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import RefusedError
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.ports import free_port
 from tests.support.program import Program, run
 from tests.support.service import TOKEN, variables_for
 
@@ -60,7 +60,7 @@ class Written:
 def written(backstage: Backstage, tmp_path_factory: pytest.TempPathFactory) -> Written:
     stopped = tmp_path_factory.mktemp("adapter")
     killed = tmp_path_factory.mktemp("killed")
-    port = free_port("127.0.0.1")
+    port = free_port()
     variables = {
         "PATH": os.environ["PATH"],
         "HOME": str(stopped),

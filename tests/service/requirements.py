@@ -112,7 +112,7 @@ REQUIREMENTS = {
     "ours-integers": "integers stay integers",
     "ours-output-modes": "output modes hold wherever a task is read",
     "ours-four-readers": "answer, question and failure are met wherever a client looks",
-    "ours-text-is-required": "output modes without text are refused",
+    "ours-text-is-required": "output modes that the agent has none of are refused",
     "ours-mixed-shapes": "shapes of the other line or binding are named",
     "ours-request-metadata": "wrong metadata is refused by field",
     "ours-metadata-without-asking": "metadata is there without asking",

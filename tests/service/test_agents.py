@@ -65,7 +65,7 @@ async def test_the_card_follows_opencode_and_is_right_while_it_is_away(
 
     agents[:] = [PLAN]
     changed = await skills(service, Wire.REST)
-    agents[:] = ["not an agent"]  # what it says cannot be read
+    agents[:] = [object()]  # it cannot answer
     away = await skills(service, Wire.REST)
 
     assert before == ["opencode.agent.build", "opencode.agent.plan"]

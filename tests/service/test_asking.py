@@ -137,7 +137,7 @@ async def test_a_provider_that_wants_a_sign_in_is_told_and_another_try_is_taken(
     done = await caller.send("again", task=asked.id)
 
     assert (asked.state, asked.error_type) == ("auth_required", "UPSTREAM_UNAUTHORIZED")
-    assert asked.said
+    assert "The model provider fake refused its credentials" in asked.said
     assert (done.id, done.state, done.text) == (asked.id, "completed", "one two three four")
     assert done.history == ["hello", "again"]
 
@@ -309,6 +309,33 @@ async def test_a_late_yes_is_not_for_what_is_asked_next(
     assert refused.refuses(UNSUPPORTED) == []
     assert again.content == refused.content
     assert (await caller.get(begun.id)).state == "input_required"
+
+
+@pytest.mark.requirement("I23")
+async def test_a_doubled_yes_is_not_for_a_request_that_was_shown_a_moment_ago(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UNREAD_SECONDS", "SETTLED_SECONDS"):  # however slow the machine is
+        monkeypatch.setattr(f"opencode_a2a.tasks.log.{name}", 600.0)
+    caller = Caller(service)
+    task_id = await both_asked(service, opencode, caller)
+    await caller.begin("1 yes", task=task_id)
+    await caller.wait(task_id, "input_required")
+
+    doubled = [
+        await caller.ask("send", caller.message("yes", taskId=task_id)),
+        await caller.ask("send", caller.message(caller.data({"reply": "once"}), taskId=task_id)),
+        await caller.ask("send", caller.message("yes to all", taskId=task_id)),
+    ]
+    left = await caller.get(task_id)
+    done = await caller.send("2 yes", task=task_id)
+
+    for refusal in doubled:
+        assert refusal.refuses(UNSUPPORTED) == []
+        assert b"only a moment before" in refusal.content
+        assert b"Request 2" in refusal.content or b"number" in refusal.content
+    assert (left.state, left.history) == ("input_required", ["run both", "1 yes"])
+    assert done.state == "completed"
 
 
 @pytest.mark.sqlite_only

@@ -177,7 +177,7 @@ async def test_what_an_agent_sends_cannot_steer_the_terminal() -> None:
         as_json = await run("call", agent.url, "hostile", "--json")
 
     assert plain.stdout == "a]0;ownedb[2Jcde\tf\n"
-    assert plain.stderr == "failed: [31mred\n"
+    assert plain.stderr == "failed: ⟨U+001B⟩[31mred\n"
     shown = as_json.stdout.replace("\n", "")
     assert not any(c in shown for c in "\x1b\x07\r\x9b\u202e")
     assert lines(as_json)[-1]["answer"] == "a\x1b]0;owned\x07b\x1b[2Jc\r\x9bd\u202ee\tf\n"

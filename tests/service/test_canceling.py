@@ -32,7 +32,7 @@ async def test_cancel_ends_the_task_for_good_and_again(
     read = await caller.get(task_id)
 
     assert canceled.state == "canceled"
-    assert canceled.text == "one two "
+    assert (canceled.text, canceled.said) == ("one two ", "Canceled by the caller.")
     assert read.raw["status"] == again.raw["status"] == canceled.raw["status"]
 
 
@@ -81,6 +81,7 @@ async def test_whoever_follows_or_waits_is_told_of_a_cancel(
         updates = await following.rest()
 
     assert updates[-1].state == "canceled"
+    assert updates[-1].status["status"]["message"]
     assert waiting.result().state == "canceled"
 
 
@@ -91,7 +92,7 @@ async def test_a_waiting_task_can_be_canceled(caller: Caller, opencode: FakeOpen
     canceled = await caller.cancel(asked.id)
 
     assert canceled.state == "canceled"
-    assert not canceled.said
+    assert canceled.said == "Canceled by the caller."
 
 
 async def test_the_context_goes_on_after_a_cancel(caller: Caller, opencode: FakeOpenCode) -> None:

@@ -69,3 +69,27 @@ async def test_work_that_nobody_can_follow_any_more_is_stopped_in_opencode(
 
     settled = [one["resolution"] for one in records if one["event"] == "interrupt settled"]
     assert settled == ["void"]
+
+
+@pytest.mark.requirement("I17")
+async def test_work_without_a_task_offers_only_what_can_be_answered(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    caller = Caller(service)
+    made = await caller.method("opencode.sessions.create", {"request": {"title": "t"}})
+    parts: list[Json] = [{"type": "text", "text": "run it"}]
+    begin: JsonObject = {"session_id": made["item"]["id"], "request": {"parts": parts}}
+    await caller.method("opencode.sessions.prompt_async", begin)
+    await pending(caller, 1)
+    (item,) = (await caller.method("opencode.permissions.list"))["items"]
+    reply: JsonObject = {"request_id": item["request_id"], "reply": "once"}
+
+    method = "a2a.interrupt.permission.reply"
+    wrong = await caller.answer(method, reply | {"reply": "perhaps"})
+    for_task = await caller.answer(method, reply | {"scope": "task"})
+    await caller.method(method, reply | {"scope": item["details"]["scopes"][0]})
+
+    assert item["details"]["scopes"] == ["context"]
+    assert "must be 'once' or 'reject'" in str(wrong)
+    assert "cannot be given for a task" in str(for_task)

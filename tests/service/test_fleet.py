@@ -90,6 +90,21 @@ async def test_contexts_are_spread_and_stay_where_they_are(pair: Pair) -> None:
         assert pair.prompts() == (1, 3)
 
 
+async def test_first_messages_of_a_context_that_come_together_run_in_one_session(
+    pair: Pair,
+) -> None:
+    async with pair.serving() as service:
+        caller, torn = Caller(service), dict[str, set[str]]()
+        for number in range(20):
+            context = f"context {number}"
+            tasks = await asyncio.gather(*(caller.send(f"{n}", context=context) for n in range(4)))
+            if len(sessions := {str(task.session_id) for task in tasks}) > 1:
+                torn[context] = sessions
+
+    assert torn == {}
+    assert min(pair.prompts()) > 0
+
+
 async def test_a_task_is_taken_up_where_it_ran(pair: Pair) -> None:
     hold = pair.b.hold()
     async with pair.serving(a={"drain": True}) as service:

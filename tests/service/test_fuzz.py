@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.fuzz import fuzz
+from tools.fuzz import errors_in, fuzz
 
 
 @pytest.mark.requirement("I9")
@@ -13,3 +13,12 @@ async def test_mutated_requests_are_refused_in_an_orderly_way(tmp_path: Path) ->
 
     assert report.failures == {}
     assert report.statuses[200] > 500  # most of them got through to what they were for
+
+
+def test_only_what_an_error_says_is_judged_as_one() -> None:
+    shown = '{"result": {"metadata": {"error": {}, "directory": "/secret"}}}'
+    refused = '{"error": {"message": "no"}}'
+
+    assert errors_in(200, shown) == ""
+    assert errors_in(200, f"id: 1\ndata: {shown}\n\ndata: {refused}\n\n") == f"data: {refused}"
+    assert errors_in(404, "not there") == "not there"

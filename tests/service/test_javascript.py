@@ -75,6 +75,41 @@ async def test_it_sends_streams_reads_resubscribes_and_cancels(
     assert canceled.state == "canceled"
 
 
+def reassembled(events: list[Any]) -> dict[str, str]:
+    """Return the text of each artifact, folded as Gemini CLI does (``A2AResultReassembler``)."""
+    pieces: dict[str, list[str]] = {}
+    for event in map(told, events):
+        if "artifact" in event:
+            artifact = event["artifact"]
+            known = pieces.setdefault(artifact["artifactId"].rpartition(":")[2], [])
+            if not event.get("append"):
+                known.clear()
+            known.append("".join(part.get("text", "") for part in artifact["parts"]))
+    return {name: "".join(texts) for name, texts in pieces.items()}
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC03, Wire.RPC], indirect=True)
+async def test_a_stream_folds_to_the_answer_over_the_binding_that_the_card_prefers(
+    service: Running, opencode: FakeOpenCode, wire: Wire
+) -> None:
+    async with javascript_client(service, wire, by_card=True) as client:
+        events = [event async for event in client.stream("stream", text="hello")]
+
+    assert reassembled(events) == {"text": "one two three four"}
+
+
+@pytest.mark.parametrize("wire", [Wire.REST03], indirect=True)
+async def test_over_rest_the_client_of_0_3_does_not_say_which_pieces_are_to_be_appended(
+    javascript: ForeignClient, opencode: FakeOpenCode
+) -> None:
+    events = [event async for event in javascript.stream("stream", text="hello")]
+
+    # Why the card of 0.3 prefers JSON-RPC: what was appended replaces what was there.
+    pieces = [event for event in map(told, events) if "artifact" in event]
+    assert [one.get("append") for one in pieces] == [None] * len(pieces)
+    assert reassembled(events)["text"] != "one two three four"
+
+
 @pytest.mark.requirement("5-same-results")
 async def test_it_answers_prompts_reads_the_card_and_knows_errors(
     javascript: ForeignClient, opencode: FakeOpenCode

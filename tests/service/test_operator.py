@@ -6,11 +6,8 @@ The program runs as a process of its own, in front of an OpenCode that replays r
 import asyncio
 import base64
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AsyncExitStack
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import orjson
@@ -18,6 +15,7 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from tests.support.caller import Caller
+from tests.support.kinds import answering
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, bare, run
 from tests.support.service import TOKEN, message, variables_for
@@ -88,49 +86,55 @@ async def test_a_state_directory_that_cannot_be_written_is_one_line(
     )
 
 
-@contextmanager
-def opencode2(version: str, *, page: bool) -> Generator[str]:
-    """Run a server that answers as OpenCode 2 does: its API is below ``/api``.
-
-    Where 1.x tells its health, there is the web page, or nothing.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body, kind, status = b"<!doctype html>", "text/html", 200 if page else 404
-            if self.path == "/api/health":
-                body = orjson.dumps({"healthy": True, "version": version, "pid": 1})
-                kind, status = "application/json", 200
-            self.send_response(status)
-            self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:  # type: ignore[override] # nothing is logged
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.mark.parametrize("page", [True, False])
-@pytest.mark.parametrize("version", ["2.0.12", "0.0.0-beta-19296"])
-async def test_an_opencode_2_is_recognised_and_refused_in_one_sentence(
-    tmp_path: Path, version: str, page: bool
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("2.0.2", "it is OpenCode 2 (2.0.2), and its API has no "),
+        ("2.0.4", "it is OpenCode 2 (2.0.4), and its API has no "),
+        ("2.2.6", "it is OpenCode 2 (2.2.6), and its API has no "),
+        ("another password", "it asks for a password (status 401)"),
+        ("a web page", "it answers with a web page where OpenCode tells its version"),
+    ],
+)
+async def test_what_is_not_a_usable_opencode_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, what: str
 ) -> None:
-    with opencode2(version, page=page) as url:
+    with answering(name) as url:
         given = {"OPENCODE_BASE_URL": url, "A2A_STATE_DIR": str(tmp_path), **in_memory()}
         status, printed = await run("serve", **given)
-        examined, found = await run("doctor", **given)
+        examined, found = await run("doctor", "--json", **given)
 
-    why = f"OpenCode {version} has the API of OpenCode 2, which this service does not speak; "
     last = printed.strip().splitlines()[-1]
     assert (status, examined) == (2, 1)
-    assert last.startswith(f"opencode-a2a: OpenCode at {url} cannot be used: {why}`npm install ")
-    assert f"failed  opencode: {version} ({url})\n        {why}" in found
+    assert last.startswith(f"opencode-a2a: OpenCode at {url} cannot be used: {what}")
+    [finding] = [one for one in orjson.loads(found)["findings"] if one["subject"] == "opencode"]
+    assert finding["status"] == "failed"
+    assert f"opencode-a2a: OpenCode at {finding['found']}; {finding['remedy']}" == last.replace(
+        " cannot be used", ""
+    )
+
+
+async def test_an_opencode_that_is_replaced_by_another_kind_makes_the_service_unready(
+    tmp_path: Path,
+) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    async with AsyncExitStack() as stack:
+        opencode = await stack.enter_async_context(FakeOpenCode(workspace).running())
+        port = int(opencode.url.rpartition(":")[2])
+        async with Program(variables_for(opencode, tmp_path)) as program:
+            before = after = await program.http.get("/readyz")
+
+            await stack.aclose()
+            with answering("2.0.6", port):
+                named = "OpenCode cannot be used: it is OpenCode 2 (2.0.6), and its API has no"
+                async with asyncio.timeout(60):
+                    while not any("not ready" in line and named in line for line in program.lines):
+                        await asyncio.sleep(0.1)
+                        after = await program.http.get("/readyz")
+
+    assert before.status_code == 200
+    assert (after.status_code, after.json()["checks"]["opencode"]) == (503, "failed")
 
 
 async def test_a_token_that_others_can_read_is_one_line(tmp_path: Path) -> None:
@@ -259,3 +263,23 @@ async def test_a_client_that_repeats_an_old_password_is_no_guesser(
 
     assert {answer.status_code for answer in old} == {401}
     assert right.status_code == 200
+
+
+async def test_how_long_a_task_has_been_waiting_for_a_person_is_measured(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    async def longest() -> float:
+        lines = (await program.http.get("/metrics")).text.splitlines()
+        (line,) = [line for line in lines if line.startswith("a2a_waiting_oldest_seconds ")]
+        return float(line.split()[1])
+
+    opencode.play("permission-once")
+    async with Program(variables_for(opencode, tmp_path)) as program:
+        before = await longest()
+        asked = await Caller(program).send("run it")
+        during = await longest()
+        await Caller(program).send("once", task=asked.id)
+        after = await longest()
+
+    assert before == after == 0
+    assert during > 0

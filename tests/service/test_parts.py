@@ -88,15 +88,8 @@ async def test_without_a_restriction_tool_calls_are_data(
     assert "output_negotiation" not in task.opencode
 
 
-def tool_texts(task: Any) -> list[str]:
-    parts = [
-        part
-        for artifact in task["artifacts"]
-        if ":tool:" in artifact["artifactId"]
-        for part in artifact["parts"]
-    ]
-    assert all("data" not in part for part in parts)
-    return [part["text"] for part in parts]
+def names(artifacts: list[Any]) -> set[str]:
+    return {artifact["artifactId"].rpartition(":")[2] for artifact in artifacts}
 
 
 @pytest.mark.requirement("3.2.2-output-modes")
@@ -115,15 +108,27 @@ async def test_output_modes_hold_for_the_task_wherever_it_is_read(
     async with caller.subscribe(sent["id"], "1") as following:
         updates = await following.rest()
 
+    # A client that takes text alone shows every text: a tool call would stand amid the answer.
     for task in (sent, read, listed):
-        (text,) = tool_texts(task)
-        call = orjson.loads(text)
-        assert (call["tool"], list(call)) == ("bash", sorted(call))
+        assert names(task["artifacts"]) == {"text"}
         negotiated = task["metadata"]["opencode"]["output_negotiation"]
         assert negotiated == {"accepted_output_modes": ["text/plain"]}
-    artifacts = [update.artifact["artifact"] for update in updates if update.artifact]
-    streamed = tool_texts({"artifacts": artifacts})
-    assert orjson.loads(streamed[-1])["status"] == "completed"
+    assert names([update.artifact["artifact"] for update in updates if update.artifact]) == {"text"}
+
+
+@pytest.mark.requirement("3.2.2-output-modes")
+@pytest.mark.parametrize("modes", [["application/json"], ["text/markdown"]])
+async def test_whoever_does_not_list_plain_text_is_answered_in_it_anyway(
+    caller: Caller, opencode: FakeOpenCode, modes: Json
+) -> None:
+    opencode.play("tool-completed")
+    params = caller.message("run it") | {"configuration": {"acceptedOutputModes": modes}}
+
+    task = Task((await caller.ask("send", params)).task)
+
+    assert (task.state, task.text != "") == ("completed", True)
+    assert task.reasoning == ""
+    assert len(task.tools) == (1 if "application/json" in str(modes) else 0)
 
 
 @pytest.mark.requirement("ours-output-modes")
@@ -138,8 +143,22 @@ async def test_a_diff_is_left_out_for_those_who_do_not_take_one(
 
     assert whole.diff is not None
     assert len(whole.diff["parts"]) == 2
-    (files,) = plain.diff["parts"]
-    assert [one["status"] for one in orjson.loads(files["text"])["files"]]
+    assert plain.diff is None
+
+
+@pytest.mark.requirement("I10")
+async def test_changes_of_others_in_the_directory_are_not_the_diff_of_a_turn_that_only_read(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    opencode.play("write-edit")
+    for tool in (b"write", b"edit"):  # the directory changed, but not by this turn
+        for form in (b'"tool":"%s"', b'"tool": "%s"'):
+            opencode.said[form % tool] = form % b"read"
+
+    task = await Caller(service).send("read it")
+
+    assert [tool["tool"] for tool in task.tools] == ["read", "read"]
+    assert (task.state, task.diff) == ("completed", None)
 
 
 @pytest.mark.requirement("ours-output-modes")

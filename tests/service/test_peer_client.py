@@ -9,9 +9,11 @@ import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from opencode_a2a.a2a.types import HOPS_HEADER
 from opencode_a2a.config import ClientSettings
+from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.client import HOPS_HEADER, MAX_HOPS, Peer, Report
+from opencode_a2a.peers.client import MAX_HOPS, Peer, Report
 from opencode_a2a.peers.network import Egress, OriginCredential
 from opencode_a2a.peers.received import (
     AnswerGrew,
@@ -231,7 +233,30 @@ async def test_a_server_that_numbers_its_events_is_resumed_after_the_last() -> N
     ]  # fmt: skip
 
 
-async def test_a_connection_lost_before_the_first_event_is_not_asked_again() -> None:
+UNAVAILABLE = {"code": -32603, "message": "x", "data": [{"reason": "TASK_STORE_UNAVAILABLE"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, {"jsonrpc": "2.0", "error": UNAVAILABLE}), (503, {}), (502, {})],
+)
+async def test_a_server_that_is_away_for_a_while_is_resumed(status: int, body: JsonObject) -> None:
+    async def away(made: Stranger, scope: Scope, receive: Receive, send: Send) -> None:
+        if 3 <= len(made.requests) <= 10:  # after the card and the first two events
+            await reply(send, orjson.dumps(body), status)
+        else:
+            await numbered(made, scope, receive, send)
+
+    async with stranger(away) as made, peer_at(made.url) as peer:
+        answer = await heard(lambda report: peer.ask(words("count"), report))
+
+    assert answer == ("12341", TaskStatusChanged(State.COMPLETED, None))
+    assert len(made.requests) == 4 + 8 + 1
+
+
+async def test_a_stranger_is_not_asked_again_after_a_connection_lost_before_the_first_event() -> (
+    None
+):
     async def empty(made: Stranger, scope: Scope, receive: Receive, send: Send) -> None:
         kind = "application/json" if scope["method"] == "GET" else "text/event-stream"
         await reply(send, card_json(made.url) if scope["method"] == "GET" else b"", kind=kind)

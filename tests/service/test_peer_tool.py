@@ -12,10 +12,10 @@ import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from opencode_a2a.a2a.types import HOPS_HEADER
 from opencode_a2a.config import load
 from opencode_a2a.events import Progressed
 from opencode_a2a.ids import Principal
-from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.peers.tool import PeerTool
 from opencode_a2a.turns.tools import CallingTurn
 from tests.support.peer import ANSWER, Stranger, card_json, reply, sdk_agent, stranger

@@ -69,7 +69,7 @@ async def test_every_other_text_revises_the_plan_with_what_was_asked_for_before(
     task = await caller.send("do it", metadata=asked)
 
     revised = await caller.send("yes, but only the first file", task=task.id)
-    done = await caller.send("yes", task=task.id)
+    done = await caller.send("2 yes", task=task.id)
 
     assert (revised.id, revised.state, done.state) == (task.id, "input_required", "completed")
     assert revised.interrupt["number"] == 2

@@ -16,9 +16,13 @@ import httpx2
 import orjson
 import pytest
 import pytest_asyncio
+from pydantic.alias_generators import to_camel
 
-from opencode_a2a.a2a.operations import OPERATIONS
+from opencode_a2a.a2a.operations import OPERATIONS, PUSH_OPERATIONS
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.errors import ServiceError
+from opencode_a2a.extensions import METHODS
+from opencode_a2a.schemas import MAX_BYTES
 from opencode_a2a.server.contracts import ALL_EXTENSIONS
 from tests.support.caller import Caller
 from tests.support.front import started
@@ -34,6 +38,21 @@ pytestmark = [
 PASSWORD = "a-password-of-some-length"  # noqa: S105 - not a secret
 ANN = [{"scheme": "basic", "username": "ann", "password": PASSWORD}]
 BASIC = {"A2A_BEARER_TOKEN": "", "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(ANN).decode()}
+EVERYTHING = {
+    "A2A_ENABLE_SESSION_SHELL": "true",
+    "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+    "A2A_BEARER_TOKEN": "",
+    "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(
+        [
+            {
+                "scheme": "bearer",
+                "principal": "ann",
+                "token": TOKEN,
+                "capabilities": ["session_shell", "workspace_mutation"],
+            }
+        ]
+    ).decode(),
+}
 DEPLOYMENTS: dict[str, dict[str, str]] = {
     "default": {},
     "no root": {"OPENCODE_WORKSPACE_ROOT": ""},
@@ -43,6 +62,10 @@ DEPLOYMENTS: dict[str, dict[str, str]] = {
     "0.3 only": {"A2A_SUPPORTED_PROTOCOL_VERSIONS": "0.3", "A2A_PROTOCOL_VERSION": "0.3"},
     "basic only": BASIC,
     "small bodies": {"A2A_MAX_REQUEST_BODY_BYTES": "2000"},
+    "read-only": {"A2A_PROFILE": "read-only", **EVERYTHING},
+    "ask": {"A2A_PROFILE": "ask", **EVERYTHING},
+    "everything": EVERYTHING,
+    "push off": {"A2A_PUSH_ENABLED": "false"},
 }
 
 
@@ -84,7 +107,10 @@ class Deployment:
         return params
 
     async def answer(self, method: str, params: Any) -> Any:
-        return await self.caller.answer(method, params, self.line)
+        answer = await self.caller.answer(method, params, self.line)
+        if "error" in answer:
+            check_data(answer["error"]["data"])
+        return answer
 
     async def refused_fields(self, method: str, params: Any) -> set[str]:
         """Return the fields that a method finds wrong."""
@@ -116,6 +142,20 @@ def _found(value: Any, key: str) -> Iterator[Any]:
     elif isinstance(value, list):
         for inner in value:  # pyright: ignore[reportUnknownVariableType] # any JSON
             yield from _found(inner, key)
+
+
+def check_data(data: Any) -> None:
+    """Check that an error carries only the data that its class declares."""
+    every: list[type[ServiceError]] = [ServiceError]
+    for kind in every:
+        every += kind.__subclasses__()
+    if "type" in data:
+        reason, sent = data["type"], {to_camel(name) for name in data} - {"type"}
+    else:
+        info, *more = data
+        reason, sent = info["reason"], {*info["metadata"], *(["violations"] if more else [])}
+    declared = {name for kind in every if kind.reason == reason for name in kind.data_fields}
+    assert sent <= set(map(to_camel, declared)), (reason, sent)
 
 
 def words(value: Any) -> set[str]:
@@ -159,6 +199,11 @@ async def test_always_is_listed_exactly_where_it_is_taken(deployment: Deployment
     shown = next(
         one["properties"]["reply"] for name, one in schemas.items() if "Permission" in name
     )
+    always = ["always"] if deployment.name == "always" else []
+    assert said == ["once", *always, "reject"]
+    assert shown["enum"] == said
+    if deployment.name == "read-only":
+        return  # nobody is asked for what is denied
     task = (await deployment.send())["result"]
     task = task.get("task", task)
     asked = task["metadata"]["shared"]["interrupt"]["request_id"]
@@ -167,9 +212,6 @@ async def test_always_is_listed_exactly_where_it_is_taken(deployment: Deployment
         "a2a.interrupt.permission.reply", {"request_id": asked, "reply": "always"}
     )
 
-    always = ["always"] if deployment.name == "always" else []
-    assert said == ["once", *always, "reject"]
-    assert shown["enum"] == said
     assert ("result" in answer) == ("always" in said), answer
 
 
@@ -187,7 +229,8 @@ async def test_every_method_takes_the_routing_fields_that_it_lists(deployment: D
             wrong = await deployment.refused_fields(method, sent)
 
             assert "no_such_field" in wrong, method
-            chosen = every if deployment.name != "no root" else {"metadata.opencode.workspace.id"}
+            free = deployment.name not in ("no root", "no override")
+            chosen = every if free else {"metadata.opencode.workspace.id"}
             assert listed == chosen - wrong, method
         assert set(said["routing_fields"]) == common
 
@@ -195,15 +238,10 @@ async def test_every_method_takes_the_routing_fields_that_it_lists(deployment: D
 async def test_only_methods_of_the_versions_spoken_are_named(deployment: Deployment) -> None:
     wire = deployment.said("wire_contract")
     spoken = {Version(version) for version in wire["supported_protocol_versions"]}
+    documents = (deployment.public, deployment.extended, deployment.openapi)
+    said = {word.strip(".,:;()") for document in documents for word in words(document)}
     for line in Version:
-        names = {name for method in OPERATIONS if (name := method.named(line))}
-        documents = (deployment.public, deployment.extended, deployment.openapi)
-        named = {
-            name
-            for document in documents
-            for name in names
-            if any(name == word.strip(".,:;()") for word in words(document))
-        }
+        named = said & {name for method in OPERATIONS if (name := method.named(line))}
         assert bool(named) == (line in spoken), named
     for method in wire["all_jsonrpc_methods"]:
         version = "0.3" if "/" in method else "1.0"
@@ -330,6 +368,8 @@ async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) ->
     stops = said["streams"]["input_required"]
     assert stops["behavior"] == "stream_ends"
     assert stops["continue_with"]
+    if deployment.name == "read-only":
+        return  # nobody is asked for what is denied
     deployment.opencode.play("permission-once")
     stream = "SendStreamingMessage" if modern else "message/stream"
     call = {"jsonrpc": "2.0", "id": 1, "method": stream, "params": deployment.message("ask me")}
@@ -341,6 +381,167 @@ async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) ->
     assert modern or status["final"] is True
     again = "SubscribeToTask" if modern else "tasks/resubscribe"
     assert again in stops["continue_with"]
+
+
+async def test_every_method_that_is_listed_runs_and_no_other_does(deployment: Deployment) -> None:
+    wire = deployment.said("wire_contract")
+    listed = set(wire["all_jsonrpc_methods"])
+    conditional = wire["extensions"]["conditionally_available_methods"]
+    retained = deployment.said("compatibility_profile")["method_retention"]
+    push = {name for one in PUSH_OPERATIONS for name in (one.name, one.v03) if name}
+    for method in METHODS:
+        answer = await deployment.answer(method.name, method.example)
+
+        error = answer.get("error", {"code": 0, "message": ""})
+        assert (error["code"] == -32601) == (method.name not in listed), (method.name, error)
+        if method.name in listed:
+            # A credential without a capability is refused; that the profile forbids it is not told
+            # to each caller.
+            assert error["code"] != -31007 or "capability" in error["message"], (method.name, error)
+        else:
+            said = conditional[method.name]
+            assert f"{said['reason']} ({said['toggle']})" in error["message"]
+            assert retained[method.name]["toggle"] == said["toggle"]
+            assert retained[method.name]["availability"] == "disabled"
+    assert bool(listed & push) == (deployment.name != "push off")
+    assert bool(set(conditional) & push) == (deployment.name == "push off")
+    url = {"url": "https://example.com/hook"}
+    for name in push & set(retained):
+        params: Any = {"taskId": "t-1", "id": "c-1"}
+        if "/" in name:
+            params = {"id": "t-1", "pushNotificationConfigId": "c-1"}
+        if name == "CreateTaskPushNotificationConfig":
+            params = {"taskId": "t-1", **url}
+        elif name.endswith("/set"):
+            params = {"taskId": "t-1", "pushNotificationConfig": url}
+        elif name.endswith("Configs"):
+            params = {"taskId": "t-1"}
+        elif name.endswith("/list"):
+            params = {"id": "t-1"}
+        answer = await deployment.caller.answer(name, params, "0.3" if "/" in name else "1.0")
+        expected = -32003 if deployment.name == "push off" else -32001
+        assert answer["error"]["code"] == expected, answer
+        refused = expected == -32003
+        assert refused == (name not in listed)
+        assert (retained[name]["availability"] == "disabled") == refused
+
+
+async def test_a_skill_stands_for_what_can_be_called(deployment: Deployment) -> None:
+    listed = set(deployment.said("wire_contract")["all_jsonrpc_methods"])
+    features = deployment.said("compatibility_profile")["runtime_features"]
+    skills = {one["id"]: one for one in deployment.extended["skills"]}
+
+    for skill in skills.values():
+        if "JSON-RPC methods" in skill["description"]:
+            assert skill["examples"]
+            assert {one.partition(":")[0] for one in skill["examples"]} <= listed
+    everything = deployment.name == "everything"
+    assert features["session_shell"]["enabled"] == everything
+    assert ("opencode.sessions.session_shell" in skills) == everything
+    assert ("opencode.webhooks.query" in skills) == (deployment.name != "push off")
+    for card in (deployment.public, deployment.extended):
+        chat = next(one for one in card["skills"] if one["id"] == "opencode.chat")
+        assert ("write" in chat["description"]) == (deployment.name != "read-only")
+        assert ("asking" in chat["description"]) == (deployment.name == "ask")
+
+
+async def test_every_limit_of_a_schema_is_the_one_that_is_published(
+    deployment: Deployment,
+) -> None:
+    said = deployment.said("output_schema")
+    deepest, most = said["max_schema_depth"], said["max_schema_values"]
+
+    def nested(depth: int) -> Any:
+        """Return a schema whose innermost value lies this deep."""
+        schema: Any = {"type": "object"}
+        for _ in range((depth - 1) // 2):
+            schema = {"type": "object", "properties": {"p": schema}}
+        return schema if depth % 2 else {**schema, "properties": {"q": {"type": "object"}}}
+
+    def wide(count: int) -> Any:
+        return {"type": "object", "examples": [0] * (count - 3)}
+
+    def long(size: int) -> Any:
+        empty = {"type": "object", "description": ""}
+        return {**empty, "description": "x" * (size - len(orjson.dumps(empty)))}
+
+    tries = {"depth": (nested, deepest), "values": (wide, most), "bytes": (long, MAX_BYTES)}
+    assert said["max_schema_bytes"] == MAX_BYTES
+    for what, (schema, limit) in tries.items():
+        for size, refused in ((limit, False), (limit + 1, True)):
+            if deployment.name == "small bodies" and what != "depth":
+                continue
+            answer = await deployment.send(
+                metadata={"shared": {"output": {"schema": schema(size)}}}
+            )
+            code = answer.get("error", {"code": 0})["code"]
+            assert code == (-32602 if refused else 0), (what, size, answer)
+
+
+async def test_one_message_id_with_other_content_is_a_new_message(deployment: Deployment) -> None:
+    modern = deployment.line == "1.0"
+    methods = deployment.said("wire_contract")["service_behaviors"]["methods"]
+    said = methods["SendMessage" if modern else "message/send"]["idempotency"]
+
+    async def send(text: str, message_id: str) -> str:
+        params = deployment.message(text)
+        params["message"]["messageId"] = message_id
+        sent = await deployment.answer("SendMessage" if modern else "message/send", params)
+        return sent["result"].get("task", sent["result"])["id"]
+
+    first, again, other = [await send(text, "the-same") for text in ("one", "one", "two")]
+
+    assert "message id and content" in said
+    assert (first == again, first == other) == (True, False)
+
+
+async def test_every_documented_page_answers_as_it_says(deployment: Deployment) -> None:
+    paths: dict[str, Any] = deployment.openapi["paths"]
+    plain = [path for path, verbs in paths.items() if "get" in verbs and "{" not in path]
+    async with httpx2.AsyncClient(base_url=deployment.service.url, trust_env=False) as stranger:
+        for path in plain:
+            said = paths[path]["get"]
+            known = [status for status in said["responses"] if status.isdigit()]
+            version = "0.3" if path.startswith(("/v1", "/agent/")) else "1.0"
+            headers = {**deployment.caller.headers, "A2A-Version": version}
+            answer = await deployment.service.http.get(path, headers=headers)
+            alone = await stranger.get(path, headers={"A2A-Version": version})
+            assert str(answer.status_code) in known, (path, answer.content)
+            assert (alone.status_code == 401) == (said.get("security") != []), path
+        page = await stranger.get("/console")
+        strange = await stranger.get("/livez", headers={"Host": "example.com"})
+    assert page.status_code == 200
+    assert "console" in deployment.openapi["info"]["description"]
+    assert strange.status_code in (200, 421)
+
+
+async def test_lists_take_the_form_that_only_03_has_where_that_is_said(
+    deployment: Deployment,
+) -> None:
+    spoken = deployment.said("wire_contract")["supported_protocol_versions"]
+    said = deployment.said("session_query")["method_contracts"]
+    for name in ("opencode.sessions.list", "opencode.sessions.messages.list"):
+        params = {"query": {"limit": 3}}
+        if "messages" in name:
+            params["session_id"] = "ses_e222241e6ffeQZbiYrXEPgqFtd"  # pyright: ignore[reportArgumentType] # any JSON
+        declared = said[name]["params"].get("optional_in_0.3", [])
+        for version in spoken:
+            answer = await deployment.caller.answer(name, params, version)
+            wrong = "query" in orjson.dumps(answer.get("error", {})).decode()
+            assert wrong == (version == "1.0"), answer
+        assert declared == (["query"] if "0.3" in spoken else [])
+
+
+async def test_a_fleet_says_how_many_opencodes_it_has(
+    shared_opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with FakeOpenCode(shared_opencode.workspace).running() as other:
+        entries = [{"name": "a", "url": shared_opencode.url}, {"name": "b", "url": other.url}]
+        listed = {"OPENCODE_UPSTREAMS": orjson.dumps(entries).decode()}
+        async with started(shared_opencode, tmp_path, **listed) as service:
+            card = orjson.loads((await service.http.get("/.well-known/agent-card.json")).content)
+
+    assert "the workspaces of 2 OpenCode servers" in card["description"]
 
 
 async def test_the_record_of_the_start_names_the_versions_spoken(deployment: Deployment) -> None:

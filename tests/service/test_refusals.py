@@ -527,8 +527,10 @@ async def test_urls_that_must_not_be_read_are_refused(
 
 
 @pytest.mark.requirement("ours-text-is-required")
-@pytest.mark.parametrize("modes", [["image/png"], ["application/json"], ["text/html"]])
-async def test_output_modes_without_text_are_refused(caller: Caller, modes: Json) -> None:
+@pytest.mark.parametrize("modes", [["image/png"], ["audio/*", "video/mp4"], ["text/html"]])
+async def test_output_modes_that_the_agent_has_none_of_are_refused(
+    caller: Caller, modes: Json
+) -> None:
     params = caller.message("hello") | {"configuration": {"acceptedOutputModes": modes}}
 
     (await caller.ask("send", params)).refuses(UNSUPPORTED)

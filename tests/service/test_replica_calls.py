@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.store.replicas import MAIL_FORMAT
 from tests.support import stores
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND, PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller, stray
@@ -520,6 +521,44 @@ async def test_two_first_messages_of_a_context_at_once_share_a_session(sides: Si
     assert [one.state for one in (first, second, *third)] == ["completed"] * 4
     assert len({one.session_id for one in (first, second, *third)}) == 1
     assert sorted(len(opencode.prompts) for opencode in sides.opencodes) == [0, 4]
+
+
+async def test_a_message_for_a_replica_of_an_earlier_version_can_be_sent_again(
+    sides: Sides,
+) -> None:
+    later, earlier = sides.callers
+    for opencode in sides.opencodes:
+        opencode.play("plain-text")
+        opencode.prompts.clear()
+    there, here = await earlier.send("begin there"), await later.send("begin here")
+    fleet = sides.replicas[0].service.fleet
+    assert fleet is not None
+
+    def say_format(number: int) -> None:
+        with psycopg.connect(sides.database) as connection:
+            connection.execute("UPDATE replicas SET format = %s WHERE name = 'b'", (number,))
+
+    say_format(0)
+    await until(lambda: not fleet.census.reads_mail("two"))
+    rest = Caller(sides.replicas[0], Wire.REST)
+    refused = await rest.ask("send", rest.message("on", contextId=there.context_id))
+    new = [await later.send("new") for _ in range(4)]
+    on = await earlier.send("on", context=there.context_id)
+    back = await earlier.send("on", context=here.context_id)
+    say_format(MAIL_FORMAT)
+    await until(lambda: fleet.census.reads_mail("two"))
+    again = await later.send("on and on", context=there.context_id)
+
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert b"UPSTREAM_UNREACHABLE" in refused.content
+    assert b"another version of the service" in refused.content
+    assert {task.state for task in (*new, on, back, again)} == {"completed"}
+    assert {on.session_id, again.session_id} == {there.session_id}
+    assert back.session_id == here.session_id
+    assert [opencode.texts for opencode in sides.opencodes] == [
+        ["begin here", *["new"] * 4, "on"],
+        ["begin there", "on", "on and on"],
+    ]
 
 
 async def test_workspaces_and_worktrees_of_all_replicas_are_listed(sides: Sides) -> None:

@@ -6,18 +6,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx2
 import orjson
 import psycopg
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.tasks import mailbox, ownership
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
 from tests.support.opencode import FakeOpenCode
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.receiver import receiving
 from tests.support.relay import Relay
@@ -135,6 +137,84 @@ async def test_at_a_stop_another_goes_on_with_the_next_number(
     assert len(fake.prompts) == 1
 
 
+async def until_heard(replica: RunningReplica) -> None:
+    """Wait until a replica listens to the OpenCode, whoever runs it."""
+    fleet = replica.service.fleet
+    assert fleet is not None
+    await until(lambda: fleet.members["one"].up)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+async def test_open_text_goes_on_at_the_next_owner_before_it_is_complete(
+    killed: bool, fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a", "b") as replicas:
+        a, b = await replicas.runs("one"), replicas.replicas["b"]
+        await until_heard(b)
+        begun = await begin(fake, a)
+
+        await (a.kill() if killed else a.stop())
+        await replicas.runs("one", but=a)
+        async with Caller(b).subscribe(begun.id) as following:
+            fake.step()
+            await following.until_text("one two three ")
+            fake.release()
+            updates = await following.rest()
+
+    assert fold(updates).text == TEXT
+    assert not [one for one in following.progress if one["type"] == "text"]
+
+
+async def test_a_replica_that_came_in_the_middle_of_a_text_can_go_on_with_it(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a") as replicas:
+        a = await replicas.runs("one")
+        async with streaming(fake, a) as before:
+            b = await replicas.start("b")
+            await until_heard(b)
+            fake.step()
+            await before.until_text("one two three ")
+            stopping = asyncio.create_task(a.stop())
+            with pytest.raises(RefusedError, match="STREAM_ENDED"):
+                await before.rest()
+        await stopping
+        await replicas.runs("one", but=a)
+        async with Caller(b).subscribe(before.task.id, before.updates[-1].id) as after:
+            fake.step()
+            await after.until(lambda _: fold([*before.updates, *after.updates]).text == TEXT)
+            growing = fake.at_work
+            fake.release()
+            await after.rest()
+
+    assert growing
+    assert not [one for one in after.progress if one["type"] == "text"]
+    assert fold([*before.updates, *after.updates]).text == TEXT
+
+
+async def test_text_that_nobody_heard_is_said_to_wait_for_its_end(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a") as replicas:
+        a = await replicas.runs("one")
+        async with streaming(fake, a) as before:
+            stopping = asyncio.create_task(a.stop())
+            with pytest.raises(RefusedError, match="STREAM_ENDED"):
+                await before.rest()
+        await stopping
+        fake.step()
+
+        b = await replicas.start("b")
+        async with Caller(b).subscribe(before.task.id, before.updates[-1].id) as after:
+            held = await after.until(lambda one: "'held'" in str(one.progress))
+            fake.release()
+            await after.rest()
+
+    assert held.progress["status"] == "held"
+    assert [one["type"] for one in after.progress].count("text") == 1
+    assert fold([*before.updates, *after.updates]).text == TEXT
+
+
 @pytest.mark.requirement("I18")
 async def test_a_frozen_replica_changes_nothing_when_it_wakes_and_ends(
     fake: FakeOpenCode, tmp_path: Path
@@ -243,12 +323,86 @@ async def test_webhooks_and_work_without_a_task_go_on_at_the_next_owner(
     assert [one.state for one in told] == ["completed"]
 
 
+@pytest.mark.requirement("I21")
+async def test_what_a_replica_was_sending_when_it_died_is_sent_again_by_another(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        receiving() as receiver,
+        cluster([fake], tmp_path, "a", "b", A2A_PUSH_ALLOW_PRIVATE_HOSTS="true") as replicas,
+    ):
+        a = await replicas.runs("one")
+        caller = Caller(a)
+        fake.hold(count=2)
+        receiver.gate.clear()
+        config: JsonObject = {
+            "returnImmediately": True,
+            "taskPushNotificationConfig": {"url": receiver.url},
+        }
+        sent = caller.message("hello") | {"configuration": config}
+        task = (await caller.ask("send", sent)).task["id"]
+        await receiver.until(lambda it: it.states == ["working"])
+        await a.kill()
+        receiver.gate.set()
+        b = Caller(await replicas.runs("one", but=a))
+        fake.release()
+        ended = await b.ended(task)
+        told = await receiver.ended()
+        listed = (await b.method("opencode.webhooks.list", {"task_id": task}))["items"]
+
+    assert ended.state == "completed"
+    assert [one.state for one in told] == ["working", "working", "completed"]
+    assert told[0].id == told[1].id != told[2].id
+    assert [one["url"] for one in listed] == [receiver.url]
+
+
+async def test_a_turn_whose_task_was_lost_is_stopped_and_no_other(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a", "b") as replicas:
+        a = await replicas.runs("one")
+        # A person at OpenCode's own terminal.
+        hold = fake.hold(count=2)
+        async with httpx2.AsyncClient(base_url=fake.url, trust_env=False) as terminal:
+            own = (await terminal.post("/session", json={})).json()["id"]
+            typed: JsonObject = {"parts": [{"type": "text", "text": "by hand"}]}
+            await terminal.post(f"/session/{own}/prompt_async", json=typed)
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        lost, kept = await begin(fake, a), await begin(fake, a)
+
+        # A failover to a server that lacks the last second.
+        await a.kill()
+        with psycopg.connect(stores.url(tmp_path)) as connection:
+            row = (lost.context_id,)
+            query = "DELETE FROM links WHERE context_id = %s RETURNING session_id"
+            [session] = connection.execute(query, row).fetchall()[0]
+            connection.execute("DELETE FROM owners WHERE session_id = %s", (session,))
+            [no] = connection.execute(
+                "DELETE FROM tasks WHERE id = %s RETURNING no", (lost.id,)
+            ).fetchall()[0]
+            connection.execute("DELETE FROM messages WHERE task_no = %s", (no,))
+            connection.execute("DELETE FROM entries WHERE task_no = %s", (no,))
+        with capture_logs() as records:
+            b = await replicas.runs("one", but=a)
+            await until(lambda: any("for no task" in one["event"] for one in records))
+        fake.release()
+        hold.released.set()
+        ended = await Caller(b).ended(kept.id)
+        await fake.idle()
+
+    [told] = [one for one in records if "for no task" in one["event"]]
+    assert (told["count"], told["stopped"], told["left_alone"]) == (2, [session], [own])
+    assert {*fake.aborts} == {session}
+    assert (ended.state, ended.text) == ("completed", TEXT)
+
+
 async def test_a_replica_is_ready_as_long_as_any_replica_reaches_an_opencode(
     fake: FakeOpenCode, tmp_path: Path
 ) -> None:
     async with cluster([fake], tmp_path, "a") as replicas:
         a = await replicas.runs("one")
-        nobody = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        nobody = f"http://127.0.0.1:{free_port()}"
         entry = {"name": "two", "url": nobody, "shared": True}
         b = await replicas.start("b", OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
         with_the_other = await until_ready(b, 200)
@@ -428,3 +582,29 @@ async def test_new_contexts_begin_here_until_another_replica_has_more_room(
 
     assert prompts == (3, 1)
     assert [task.state for task in ended] == ["completed"] * 4
+
+
+async def test_first_messages_of_a_context_that_come_to_several_replicas_run_in_one_session(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([fake, second], tmp_path, "a", "b") as replicas,
+    ):
+        second.play("plain-text")
+        await until(lambda: set(replicas.owners().values()) == {"a", "b"})
+        for upstream in replicas.opencodes:
+            await replicas.runs(upstream)
+        callers = [Caller(replica) for replica in replicas.replicas.values()]
+        torn = dict[str, set[str]]()
+        for number in range(20):
+            context = f"context {number}"
+            tasks = await asyncio.gather(
+                *(caller.send(f"{n}", context=context) for n in range(2) for caller in callers)
+            )
+            if len(sessions := {str(task.session_id) for task in tasks}) > 1:
+                torn[context] = sessions
+
+    assert torn == {}
+    assert fake.prompts
+    assert second.prompts

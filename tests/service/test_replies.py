@@ -1,14 +1,19 @@
 """Replies that do not name their task: which question they answer, and when they are refused."""
 
 import asyncio
+import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.turns.attempt import Attempt
+from opencode_a2a.turns.interrupts import WorkInterrupts
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import PARAMS, UNSUPPORTED, Answer, Task
 from tests.support.caller import Caller
+from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -94,6 +99,62 @@ async def test_what_is_no_answer_is_refused_at_once_with_the_task_and_the_questi
     assert len(opencode.prompts) == 1
 
 
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize(
+    ("metadata", "place"),
+    [
+        ({"shared": {"delivery": "steer"}}, "taskId"),
+        ({"shared": {"delivery": "queue"}}, "contextId"),
+        ({"shared": {"delivery": "interrupt"}}, "taskId"),
+        (NEW_TASK, "taskId"),
+        ({"opencode": {"command": "review"}}, "contextId"),
+    ],
+)
+async def test_what_is_declared_to_be_for_the_agent_is_no_answer(
+    service: Running, opencode: FakeOpenCode, metadata: dict[str, Any], place: str
+) -> None:
+    caller = Caller(service)
+    task = await asked(caller, opencode)
+    where = {"taskId": task.id, "contextId": task.context_id}[place]
+
+    of_params = {**caller.message("ok", **{place: where}), "metadata": metadata}
+    of_message = caller.message("ok", metadata=metadata, **{place: where})
+    refusals = [await caller.ask("send", message) for message in (of_params, of_message)]
+
+    for refusal in refusals:
+        assert refusal.refuses(UNSUPPORTED) == []
+        assert "ls -la" in data(refusal)["question"]
+    assert (await caller.get(task.id)).raw == task.raw
+    assert len(opencode.prompts) == 1
+    # Without the declaration, the same message is an answer.
+    assert (await caller.send("ok", task=task.id)).state == "completed"
+
+
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("no", {"reply": "once"}),
+        ({"reply": "once"}, "no"),
+        ({"reply": "once"}, {"reply": "reject"}),
+        ("no", "yes"),
+        ({"reply": "once", "number": 1, "all": True},),
+    ],
+)
+async def test_a_message_that_contradicts_itself_is_refused_with_the_question(
+    service: Running, opencode: FakeOpenCode, parts: tuple[str | dict[str, Any], ...]
+) -> None:
+    caller = Caller(service)
+    task = await asked(caller, opencode)
+
+    spelled = [part if isinstance(part, str) else caller.data(part) for part in parts]
+    refusal = await caller.ask("send", caller.message(*spelled, taskId=task.id))
+
+    assert refusal.refuses(UNSUPPORTED) == []
+    assert "ls -la" in data(refusal)["question"]
+    assert (await caller.get(task.id)).raw == task.raw
+
+
 @pytest.mark.requirement("I6")
 async def test_a_repeated_reply_is_the_same_reply_whatever_it_names_by_then(
     caller: Caller, opencode: FakeOpenCode
@@ -158,7 +219,7 @@ async def test_a_task_that_was_demanded_says_what_it_waits_for(
     assert queued.state == "submitted"
     assert task.id in queued.said
     assert (done.state, ended.state) == ("completed", "completed")
-    assert ended.said == ended.text  # and nothing about the queue
+    assert (ended.said, ended.text != "") == ("", True)  # and nothing about the queue
 
 
 @pytest.mark.requirement("ours-reply-without-task")
@@ -266,3 +327,38 @@ async def test_the_context_of_another_caller_is_not_touched(
     assert {in_context.id, referring.id}.isdisjoint({task.id})
     assert (in_context.state, referring.state) == ("completed", "completed")
     assert (await caller.get(task.id)).raw == task.raw
+
+
+@pytest.mark.sqlite_only
+async def test_an_answer_that_fails_when_the_service_has_stopped_is_no_error_of_its_own(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, stopped, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(*_: object) -> None:
+        came.set()
+        try:
+            await stopped.wait()
+            raise UpstreamUnreachableError("the turn stopped")
+        finally:
+            over.set()
+
+    opencode.play("permission-once")
+    unheard = list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unheard.append(context))
+    async with started(opencode, tmp_path, A2A_SHUTDOWN_GRACE_SECONDS="0") as service:
+        caller = Caller(service)
+        task = await caller.send("hello")
+        monkeypatch.setattr(WorkInterrupts, "answer", answer)
+        sending = asyncio.create_task(caller.send("yes", task=task.id))
+        await came.wait()
+    await asyncio.wait([sending])
+    stopped.set()
+    await over.wait()
+    await asyncio.sleep(0)
+    gc.collect()
+    loop.set_exception_handler(None)
+
+    assert sending.exception() is not None
+    assert unheard == []

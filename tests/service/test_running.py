@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import RefusedError, Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
+from tests.support.ports import free_port
 from tests.support.program import Program, run
 from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, variables_for
@@ -105,19 +105,20 @@ async def locked_out(port: int = 0) -> AsyncGenerator[str]:
 async def test_an_absent_opencode_is_said_at_once_and_calls_fail_until_it_answers(
     fake: FakeOpenCode, tmp_path: Path
 ) -> None:
-    away = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    away = f"http://127.0.0.1:{free_port()}"
     async with Program(variables_for(fake, tmp_path, OPENCODE_BASE_URL=away)) as program:
         sentence = await program.printed(lambda line: "does not answer" in line)
         assert away in sentence
-        assert "opencode serve" in sentence
+        assert "opencode-a2a opencode" in sentence
         assert "--managed" in sentence
 
         client = {"A2A_CLIENT_BEARER_TOKEN": TOKEN}
-        status, output = await run("call", program.url, "hello", **client)
+        async with asyncio.TaskGroup() as group:  # each waits for OpenCode for a while
+            called = group.create_task(run("call", program.url, "hello", **client))
+            for wire in Wire:
+                group.create_task(refused(program, wire))
+        status, output = called.result()
         assert (status, "OpenCode cannot be reached" in output) == (1, True), output
-        for wire in Wire:
-            with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
-                await Caller(program, wire).send("hello")
         assert (await Caller(program).answer("ListTasks", {}))["result"]["totalSize"] == 0
 
         async with Proxy(fake.url, port=int(away.rpartition(":")[2])):
@@ -126,21 +127,21 @@ async def test_an_absent_opencode_is_said_at_once_and_calls_fail_until_it_answer
                     pass
 
 
-async def test_a_wrong_password_is_said_at_once_and_calls_fail(
-    fake: FakeOpenCode, tmp_path: Path
-) -> None:
-    async with (
-        locked_out() as url,
-        Program(variables_for(fake, tmp_path, OPENCODE_BASE_URL=url)) as program,
-    ):
-        sentence = await program.printed(lambda line: "password" in line)
-        assert url in sentence
-        assert "OPENCODE_AUTH_PASSWORD" in sentence
-        assert fake.password not in sentence
+async def refused(program: Program, wire: Wire) -> None:
+    with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
+        await Caller(program, wire).send("hello")
 
-        for wire in Wire:
-            with pytest.raises(RefusedError, match="UPSTREAM_HTTP_ERROR"):
-                await Caller(program, wire).send("hello")
+
+async def test_a_wrong_password_ends_the_start(fake: FakeOpenCode, tmp_path: Path) -> None:
+    """Only a person can mend it."""
+    async with locked_out() as url:
+        status, printed = await run("serve", **variables_for(fake, tmp_path, OPENCODE_BASE_URL=url))
+
+    sentence = printed.strip().splitlines()[-1]
+    assert status == 2
+    assert f"OpenCode at {url} cannot be used: it refuses the user name or the pass" in sentence
+    assert "OPENCODE_AUTH_PASSWORD" in sentence
+    assert fake.password not in printed
 
 
 # The variables of a managed OpenCode

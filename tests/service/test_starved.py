@@ -135,5 +135,5 @@ async def test_canceled_is_told_once_a_turn_that_was_about_to_begin_has_stopped(
     canceled = await canceling
 
     assert not early
-    assert (canceled.state, canceled.said) == ("canceled", "")
+    assert (canceled.state, canceled.said) == ("canceled", "Canceled by the caller.")
     assert not opencode.at_work

@@ -16,12 +16,14 @@ from typing import Any, Self, TypeVar
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.connect import Connection
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a_demo.script import enclose
 from opencode_a2a_demo.server import DemoModel, opencode_config
 
 T = TypeVar("T")
+
+_running: list["Backstage"] = []
 
 
 def script(*actions: Any) -> str:
@@ -57,9 +59,13 @@ class Backstage:
         except BaseException:
             self._end()
             raise
+        _running.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self not in _running:  # ``stop_all`` was here first
+            return
+        _running.remove(self)
         try:
             self.run(self._stop())
         finally:
@@ -119,6 +125,12 @@ class Backstage:
         self._loop.close()
 
 
+def stop_all() -> None:
+    """Stop what runs, where nobody needs it any more."""
+    for backstage in [*_running]:
+        backstage.__exit__()
+
+
 def on_disk(workspace: Path) -> dict[str, bytes]:
     """Return the files of the workspace, without what git keeps of them."""
     files = (path for path in workspace.rglob("*") if path.is_file())
@@ -132,10 +144,10 @@ def on_disk(workspace: Path) -> dict[str, bytes]:
 async def until_restarted(managed: ManagedOpenCode, killed: int) -> None:
     """Wait until OpenCode answers again as another process than the one that was killed."""
     # It never answers on a connection that it accepted while it was starting.
-    async with OpenCode(managed.url, password=managed.password, timeout=1) as opencode:
+    async with Connection(managed.url, password=managed.password, timeout=1) as opencode:
         while True:
             with suppress(UpstreamError):
-                await opencode.health()
-                if managed.pid not in (None, killed):
+                found = await opencode.choose(seconds=1)
+                if found.usable and managed.pid not in (None, killed):
                     return
             await asyncio.sleep(0.05)

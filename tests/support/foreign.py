@@ -63,15 +63,16 @@ class ForeignClient:
 
 
 def javascript_client(
-    service: Running, wire: Wire, token: str = TOKEN
+    service: Running, wire: Wire, token: str = TOKEN, *, by_card: bool = False
 ) -> AbstractAsyncContextManager[ForeignClient]:
-    """Run the JavaScript SDK of a version."""
+    """Run the JavaScript SDK of a version; ``by_card``: over the binding that the card prefers."""
     node = shutil.which("node")
     if node is None or not (ROOT / "node_modules" / "a2a-sdk-1.0").exists():
         pytest.fail("The JavaScript SDK is not installed: run `make test`", pytrace=False)
     script = str(ROOT / "tests" / "support" / "js" / "client.mjs")
     version = "1.0" if wire.modern else "0.3"
-    return _running(node, script, version, _binding(wire), service.url, token)
+    binding = "ANY" if by_card else _binding(wire)
+    return _running(node, script, version, binding, service.url, token)
 
 
 def python03_client(service: Running, wire: Wire) -> AbstractAsyncContextManager[ForeignClient]:

@@ -8,7 +8,7 @@ Tests that are about the process itself start a ``Program``, as users do.
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,8 +22,12 @@ _forks.set_forkserver_preload(["opencode_a2a.cli.serve", "opencode_a2a.app", "uv
 class ForkedProgram(Program):
     """``opencode-a2a serve`` as ``Program`` has it."""
 
+    prepare: Callable[[], None] | None = None
+    """Called in each new process before the program begins; it is pickled."""
+
     async def _begin(self) -> "_Forked":
-        process = _Forked(self.arguments, bare(self.variables), self.directory or Path.cwd())
+        place = self.directory or Path.cwd()
+        process = _Forked(self.arguments, bare(self.variables), place, self.prepare)
         await process.connect()
         return process
 
@@ -31,10 +35,16 @@ class ForkedProgram(Program):
 class _Forked:
     """As much as is needed of what asyncio says of a process."""
 
-    def __init__(self, arguments: Sequence[str], variables: dict[str, str], place: Path) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        variables: dict[str, str],
+        place: Path,
+        prepare: Callable[[], None] | None,
+    ) -> None:
         self._ours, theirs = _forks.Pipe(duplex=False)
         self._process = _forks.Process(
-            target=_run, args=(arguments, variables, place, theirs), daemon=True
+            target=_run, args=(arguments, variables, place, theirs, prepare), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -70,7 +80,11 @@ class _Forked:
 
 
 def _run(
-    arguments: Sequence[str], variables: dict[str, str], place: Path, output: Connection
+    arguments: Sequence[str],
+    variables: dict[str, str],
+    place: Path,
+    output: Connection,
+    prepare: Callable[[], None] | None,
 ) -> None:
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
@@ -81,4 +95,6 @@ def _run(
     sys.argv = ["opencode-a2a", *arguments]
     from opencode_a2a.cli import main
 
+    if prepare is not None:
+        prepare()
     main()

@@ -1,8 +1,12 @@
 """A TCP forwarder that a test can interrupt; ``proxy`` and ``relay`` decide what passes."""
 
 import asyncio
+import random
 from contextlib import suppress
 from typing import NamedTuple, Self
+
+RESENT_SECONDS = 0.2, 1.6
+"""Seconds until TCP has sent a lost packet again: one to three timeouts."""
 
 
 class Ends(NamedTuple):
@@ -23,6 +27,14 @@ class Forwarder:
         """The port it listens on; chosen at the start if it is 0."""
         self.down = False
         """While set, new connections are closed at once."""
+        self.delay = 0.0
+        """Seconds that each piece takes, one way."""
+        self.loss = 0.0
+        """The probability that a piece is lost at first. TCP sends it again, and everything behind
+        it waits."""
+        self.passing = asyncio.Event()
+        """While it is cleared, connections are accepted, and nothing passes: the far host hangs."""
+        self.passing.set()
         self._open: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
 
@@ -33,6 +45,7 @@ class Forwarder:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        self.passing.set()
         self.break_off()
         await asyncio.gather(*self._passing)
 
@@ -40,6 +53,13 @@ class Forwarder:
         """Break every connection in the middle of whatever it carries."""
         for writer in self._open:
             writer.transport.abort()
+
+    async def hinder(self) -> None:
+        """Hold a piece back for as long as the network would."""
+        lost = random.uniform(*RESENT_SECONDS) if random.random() < self.loss else 0.0  # noqa: S311 - a game
+        if self.delay + lost:
+            await asyncio.sleep(self.delay + lost)
+        await self.passing.wait()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -66,3 +86,26 @@ class Forwarder:
     async def _forward(self, ends: Ends) -> None:
         """Pass bytes both ways until the connection is over."""
         raise NotImplementedError
+
+
+class Line(Forwarder):
+    """Passes everything, as well as it is let."""
+
+    async def _forward(self, ends: Ends) -> None:
+        async def one_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError):
+                while data := await reader.read(65536):
+                    await self.hinder()
+                    writer.write(data)
+                    await writer.drain()
+
+        passing = [
+            asyncio.create_task(one_way(ends.reader, ends.far_writer)),
+            asyncio.create_task(one_way(ends.far_reader, ends.writer)),
+        ]
+        try:
+            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in passing:
+                one.cancel()
+            await asyncio.gather(*passing, return_exceptions=True)

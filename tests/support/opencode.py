@@ -69,6 +69,8 @@ class Hold:
         self.count = count
         self.reached = asyncio.Event()
         self.released = asyncio.Event()
+        self.next: Hold | None = None
+        """Where turns that were released stop again."""
 
 
 class _Turn:
@@ -103,6 +105,9 @@ class _Turn:
                 if not left:
                     hold.reached.set()
                     await self._unless_aborted(hold.released)
+                    if hold.next is not None:
+                        hold = hold.next
+                        left = hold.count
             if self.aborted.is_set():
                 self._end()
                 return
@@ -194,6 +199,8 @@ class FakeOpenCode:
         """Seconds between two pieces of text."""
         self.said: dict[bytes, bytes] = {}
         """What the next prompts say instead of a recorded word."""
+        self.figures: dict[str, str] = {}
+        """The JSON that messages have in place of the numbers under a key."""
         self.refusing: set[str] = set()
         """The texts of prompts that are not taken."""
         self._plays = "plain-text"
@@ -204,6 +211,8 @@ class FakeOpenCode:
         """How many replies are taken before that one."""
         self.replies: list[RequestId] = []
         """The requests that were replied to, as far as the reply was taken."""
+        self.aborts: list[SessionId] = []
+        """The sessions that were to stop."""
         self._state = OpenCodeState()
         self._sessions: dict[SessionId, JsonObject] = {}
         self._deleted: set[SessionId] = set()
@@ -220,6 +229,13 @@ class FakeOpenCode:
         """Let the next prompts stop after so many events of a kind, until released."""
         self._hold = Hold(kind, count)
         return self._hold
+
+    def step(self, count: int = 1) -> None:
+        """Let turns that are held go on for so many more events of the kind."""
+        assert self._hold is not None
+        held, self._hold = self._hold, Hold(self._hold.kind.decode(), count)
+        held.next = self._hold
+        held.released.set()
 
     def release(self) -> None:
         """Let turns that are held go on, and later ones not stop."""
@@ -286,8 +302,17 @@ class FakeOpenCode:
         if event is not None:
             self._state.apply(event)
         for reader in self._readers:
-            reader.put_nowait(frame)
+            reader.put_nowait(self._figured(frame))
         return event
+
+    def _figured(self, body: bytes) -> bytes:
+        for key, value in self.figures.items():
+            number = b'"%b":[-+.\\w]+' % key.encode()
+            body = re.sub(number, b'"%b":%b' % (key.encode(), value.encode()), body)
+        return body
+
+    def _answer(self, content: Json) -> Response:
+        return Response(self._figured(orjson.dumps(content)), media_type="application/json")
 
     def tell_event(self, kind: str, properties: JsonObject) -> None:
         self.tell(orjson.dumps(self._envelope(kind, properties)))
@@ -453,7 +478,7 @@ class FakeOpenCode:
         await self._play(session_id, prompt)
         answer = self.last_answer(session_id)
         assert answer is not None
-        return _json(_dumped(answer))
+        return self._answer(_dumped(answer))
 
     async def _prompt_async(self, request: Request) -> Response:
         prompt = orjson.loads(await request.body())
@@ -473,9 +498,10 @@ class FakeOpenCode:
             self._at_work.discard(turn)
 
     async def _list(self, request: Request) -> Response:
-        return _json([_dumped(message) for message in self._messages(_session_id(request))])
+        return self._answer([_dumped(one) for one in self._messages(_session_id(request))])
 
     async def _abort(self, request: Request) -> Response:
+        self.aborts.append(_session_id(request))
         await self._count("abort")
         turn = self._turns.get(_session_id(request))
         if turn is not None and not self.starved:

@@ -63,6 +63,7 @@ class PostgresServer:
 
     def __init__(self, version: int = 18, settings: Mapping[str, str] | None = None) -> None:
         self._bin = _programs(version) / "bin"
+        self._version = version
         self._settings = settings or {}
         self._home = Path(tempfile.mkdtemp(prefix="opencode-a2a-pg-"))
         self._user: int | None = None
@@ -77,7 +78,10 @@ class PostgresServer:
     def __enter__(self) -> Self:
         # Texts are sorted by their bytes nowhere but in our own tables.
         self._run("initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres", "--no-sync")
-        rules = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        rules = (
+            "host all postgres 127.0.0.1/32 trust\nhost replication postgres 127.0.0.1/32 trust\n"
+            "host all all 127.0.0.1/32 scram-sha-256\n"
+        )
         (self._data / "pg_hba.conf").write_text(rules)
         self.start()
         with self.admin() as connection:
@@ -87,13 +91,19 @@ class PostgresServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill(signal.SIGQUIT)
+        if self._process is not None and self._process.poll() is None:
+            self.kill(signal.SIGQUIT)
         shutil.rmtree(self._home, ignore_errors=True)
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process and self._process.poll()
 
     @property
     def _data(self) -> Path:
@@ -126,6 +136,7 @@ class PostgresServer:
             "full_page_writes": "off",
             "max_connections": "200",
             "shared_buffers": "32MB",
+            "wal_retrieve_retry_interval": "200ms",  # a standby looks for its primary
             **self._settings,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -140,6 +151,7 @@ class PostgresServer:
             user=self._user,
         )
         log.close()
+        self._end_watch()  # of a server that somebody else has killed
         # If the tests are killed, their end of the pipe closes, and the server ends too.
         self._watch = subprocess.Popen(  # noqa: S603 - constants
             ["/bin/sh", "-c", 'read _; kill -QUIT "$0"', str(self._process.pid)],
@@ -153,18 +165,43 @@ class PostgresServer:
                 time.sleep(0.02)
             else:
                 return True
-        self._watch.kill()
-        self._watch.communicate()
+        self._end_watch()
         return False
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.kill()
+            self._watch.communicate()
+            self._watch = None
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """End the server at once; its connections break, and new ones are refused."""
         assert self._process is not None
-        assert self._watch is not None
-        self._watch.kill()
-        self._watch.communicate()
+        self._end_watch()
         self._process.send_signal(how)
         self._process.wait()
+
+    def standby(self) -> "PostgresServer":
+        """Start a server that has everything this one commits; a commit waits for it.
+
+        ``promote`` makes it a server of its own, and ``__exit__`` ends it.
+        """
+        made = PostgresServer(self._version, self._settings)
+        made._run(
+            "pg_basebackup",
+            *("--host=127.0.0.1", f"--port={self.port}", "--username=postgres"),
+            *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+        )
+        made.start()
+        with self.admin() as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+        return made
+
+    def promote(self) -> None:
+        """Make a standby take writes, once the server that it followed is gone."""
+        with self.admin() as connection:
+            connection.execute("SELECT pg_promote(true, 30)")
 
     def admin(self, database: str = "postgres") -> psycopg.Connection:
         """Connect as superuser."""

@@ -17,8 +17,8 @@ from typing import Any, Protocol, Self
 import httpx2
 import orjson
 
-from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.opencode.process import marked_processes
+from tests.support.ports import free_port
 from tests.support.service import TOKEN
 
 PATIENCE = 60.0
@@ -48,7 +48,7 @@ class Program:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """With ``tls`` it is called by https, and runs without a terminal, as a service does."""
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         self._detached = tls is not None
         self.variables = {"A2A_PORT": str(self.port), **variables}

@@ -54,6 +54,9 @@ class Receiver:
         self.asked: Callable[[], None] = _nothing
         """Called when a notification has come, before it is answered."""
         self.answered: Callable[[], None] = _nothing
+        self.gate = asyncio.Event()
+        """While it is cleared, nothing is answered."""
+        self.gate.set()
         self._arrived = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,6 +69,7 @@ class Receiver:
             self.received.append(Received(request.url.path, request.headers, body))
             self._arrived.notify_all()
         self.asked()
+        await self.gate.wait()
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body"})

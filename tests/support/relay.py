@@ -41,6 +41,11 @@ class Relay(Forwarder):
         self.on_cut: Callable[[], None] | None = None
         """Called once the database has answered a COMMIT whose answer is cut off."""
 
+    def lead_to(self, target: int) -> None:
+        """Connect to another server from now on, as after a failover, and break what is open."""
+        self._far = "127.0.0.1", target
+        self.break_off()
+
     def url(self, url: str) -> str:
         """Return the URL of a database on the server, through this relay."""
         return url.replace(f":{self._target}/", f":{self.port}/")
@@ -51,6 +56,7 @@ class Relay(Forwarder):
 
         async def there() -> None:
             while data := await reader.read(65536):
+                await self.hinder()
                 self._forth(data)
                 if self.cut is None or b"COMMIT" not in data:
                     far_writer.write(data)
@@ -71,11 +77,13 @@ class Relay(Forwarder):
 
         async def back() -> None:
             while data := await far_reader.read(65536):
+                await self.hinder()
                 if muted.is_set():
                     if self.on_cut is not None:
                         self.on_cut()
                     answered.set()
                     return
+                await self.passing.wait()
                 if writer.transport.is_closing():
                     return
                 writer.write(self._back(data))

@@ -19,10 +19,10 @@ import psycopg
 from opencode_a2a.app import Service
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json
-from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.web.server import Server, server
 from tests.support import stores
 from tests.support.opencode import FakeOpenCode
+from tests.support.ports import free_port
 from tests.support.service import TOKEN, variables_for
 
 LEASE_SECONDS = 2.0
@@ -171,7 +171,7 @@ class Cluster:
         self, name: str, *, lease: float = LEASE_SECONDS, **changes: str
     ) -> RunningReplica:
         """Start a replica and wait until it answers."""
-        port = free_port("127.0.0.1")
+        port = free_port()
         settings = load({}, self.variables(name, A2A_PORT=str(port), **changes))
         own = settings.replica.model_copy(update={"lease_seconds": lease})
         replica = RunningReplica(name, settings.model_copy(update={"replica": own}))

@@ -16,6 +16,7 @@ WRITES = "OPENCODE_A2A_WRITE_SCREENS"
 _CHANGING = (
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "ID"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
+    (r"answers by (\d{4}-\d\d-\d\d )?\d\d:\d\d(.*?) +│", r"answers by 12:34\2 │"),
     (r"\b\d\d:\d\d:\d\d\b", "12:34:56"),
     (r"\buntil \d\d:\d\d\b", "until 12:34"),
     (r"bearer:[0-9a-f]{12}", "bearer:ID"),

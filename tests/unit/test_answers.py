@@ -415,3 +415,93 @@ def test_an_answer_to_something_else_does_not_approve_a_plan(part: Part, told: i
 def test_a_go_with_something_else_is_not_understood(parts: list[Part]) -> None:
     with pytest.raises(NotUnderstoodError):
         decide(Message("m", "user", parts), PLAN, ALL_TOLD)
+
+
+def message(*parts: Json) -> Message:
+    """Return a message with a part for each value: text for a string, data for the rest."""
+    made = [Part("text", text=p) if isinstance(p, str) else Part("data", data=p) for p in parts]
+    return Message("m", "user", made)
+
+
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("no", {"reply": "once"}),
+        ({"reply": "once"}, "no"),
+        ({"reply": "once"}, {"reply": "reject"}),
+        ({"reply": "reject"}, {"reply": "once"}),
+        ({"reply": "once"}, {"reply": "once", "scope": "task"}),
+        ({"reply": "once", "number": 1}, {"reply": "once", "number": 2}),
+        ({"reply": "once", "request_id": "per_1", "number": 2},),
+        ({"reply": "once", "request_id": "per_1", "all": True},),
+        ({"reply": "once", "number": 1, "all": True},),
+        ({"reply": "once", "number": 1, "answers": [["no"]]},),
+        ({"reply": "once", "number": 1, "message": "but only the first file"},),
+        ({"reply": "once", "number": 1}, ["no"]),
+        ({"reply": "once", "number": 1}, "I do not want this"),
+        ({"reply": "once", "number": 1}, {}),
+        ("1 yes", {"reply": "reject", "number": 1}),
+        ("1 yes", {"reply": "once", "number": 2}),
+        ("1 yes", 7),
+        ("1 yes", "1 no"),
+        ("1 no", "1 yes"),
+        ("1 no", "2 yes"),
+        ("1 no\n2 yes",),
+        ("per_1 no\nper_2 yes",),
+        ("1 no, yes",),
+        ("1 no: too slow\nok",),
+        ("1 yes 2",),
+        ("1 yes to all",),
+        ("all yes 1",),
+    ],
+)
+def test_a_message_that_says_two_things_says_nothing(parts: tuple[Json, ...]) -> None:
+    with pytest.raises(NotUnderstoodError):
+        understand(message(*parts), [BASH, EDIT], ALL_TOLD)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reply"),
+    [
+        (("1 yes", {"reply": "once", "number": 1}), PermissionReply("once")),
+        (({"reply": "once", "number": 1, "request_id": "per_1"},), PermissionReply("once")),
+        (({"reply": "reject", "number": 1}, "no 1"), PermissionReply("reject")),
+        (("1 no", "no, it is slow"), PermissionReply("reject", "no, it is slow")),
+        (("1 no", "use git"), PermissionReply("reject", "use git")),
+        (("", {"reply": "once", "number": 1}), PermissionReply("once")),
+    ],
+)
+def test_a_message_may_say_the_same_twice(parts: tuple[Json, ...], reply: Reply) -> None:
+    assert understand(message(*parts), [BASH, EDIT], ALL_TOLD).reply == reply
+
+
+@given(st.lists(st.sampled_from(["yes", "no", "always"]), min_size=2, max_size=4), st.data())
+def test_parts_that_differ_never_allow_anything(words: list[str], draw: st.DataObject) -> None:
+    kinds = draw.draw(st.lists(st.booleans(), min_size=len(words), max_size=len(words)))
+    both = zip(words, kinds, strict=True)
+    parts: list[Json] = [{"reply": word} if kind else word for word, kind in both]
+
+    try:
+        reply = understand(message(*parts), [BASH], ALL_TOLD).reply
+    except NotUnderstoodError:
+        return
+
+    assert isinstance(reply, PermissionReply)
+    assert reply.reply == "reject" or len(set(words)) == 1
+
+
+@pytest.mark.parametrize("answers", [[], [["Red"]], [["Red"], ["7"], ["7"]]])
+def test_an_answer_has_one_list_for_each_question(answers: Json) -> None:
+    both = ask(COLOR, FREE)
+
+    with pytest.raises(NotUnderstoodError, match="one list for each question"):
+        meaning(data({"answers": answers}), both)
+
+
+@pytest.mark.parametrize("value", [{"reply": "perhaps"}, {}])
+def test_always_is_offered_only_where_it_is_allowed(value: Json) -> None:
+    for asked in (BASH, replace(BASH, allows_always=True)):
+        with pytest.raises(NotUnderstoodError) as refused:
+            meaning(data(value), asked)
+        assert ("always" in str(refused.value)) is asked.allows_always

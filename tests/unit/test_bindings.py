@@ -15,17 +15,18 @@ from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
+from opencode_a2a.messages import MessageIds
 from opencode_a2a.peers.network import FetchResult
+from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES
 from opencode_a2a.server.http import BindingOptions
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import Operations
-from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.web.edge import Refusals
 
 ONE = {"A2A-Version": "1.0"}
@@ -61,10 +62,9 @@ def echo() -> Echo:
 async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     """The bindings around tasks that must not be reached."""
     cards = Cards(Settings(), 0)
-    tasks, outbox = TaskService.__new__(TaskService), Outbox.__new__(Outbox)
-    operations = Operations(
-        tasks, cards, fetch, outbox, WebhookSender(PushSettings(), "https://a.test")
-    )
+    tasks, webhooks = TaskService.__new__(TaskService), Webhooks.__new__(Webhooks)
+    sender = WebhookSender(PushSettings(), "https://a.test")
+    operations = Operations(tasks, cards, fetch, webhooks, sender, MessageIds(b"key"))
     options = BindingOptions(Version.V03, StreamSettings(), Streams(), EXTENSION_NAMES)
     routes = [
         RpcBinding(operations, echo, options).route(),

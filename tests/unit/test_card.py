@@ -55,7 +55,7 @@ async def test_the_public_card_is_readable_by_clients_of_both_lines(
         ("JSONRPC", "0.3"),
     ]
     old = v03.AgentCard.model_validate(sent)
-    assert (old.url, old.preferred_transport) == ("https://agent.example", "HTTP+JSON")
+    assert (old.url, old.preferred_transport) == ("https://agent.example", "JSONRPC")
     assert old.protocol_version == "0.3.0"
     assert old.supports_authenticated_extended_card
     assert old.security == [{"bearerAuth": []}, {"basicAuth": []}]
@@ -123,7 +123,7 @@ def test_the_extended_card_says_more_in_the_form_of_its_line() -> None:
 
 
 def test_the_hybrid_form_is_right_for_rest_clients_of_0_3() -> None:
-    hybrid = Cards(SETTINGS, 0).hybrid
+    hybrid = Cards(SETTINGS, 0).shown("hybrid", extended=True)
 
     proto = ParseDict(hybrid, a2a_v0_3_pb2.AgentCard(), ignore_unknown_fields=True)
     card = conversions.to_core_agent_card(proto_utils.FromProto.agent_card(proto))

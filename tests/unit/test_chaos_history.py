@@ -9,6 +9,9 @@ import pytest
 
 from tests.chaos.cluster import tracebacks
 from tests.chaos.history import (
+    AbortAsked,
+    CancelAsked,
+    Ended,
     Fault,
     History,
     Moved,
@@ -96,12 +99,23 @@ def test_what_should_be_violates_nothing() -> None:
 
 
 LATE = [Written(25, 1, 4, 6, 2, False, 2, True), Moved(25, 1, "completed")]
+CANCELED = [
+    Sent(11, 7, "r2", "m3", "more", "three ", "b"),
+    Prompted(11, "a", "ses2", "msg2", "more", again=False),
+    CancelAsked(12, 7, "r2", "b"),
+    *(Moved(11, 2, "submitted"), Moved(13, 2, "canceled")),
+    StoredTask(2, "b", "canceled", "a"),
+]
 LISTS = {
     Sent: "sent",
     Read: "reads",
     Told: "told",
     Prompted: "prompted",
     Replied: "replied",
+    Ended: "ended",
+    AbortAsked: "aborts",
+    CancelAsked: "cancels",
+    Fault: "faults",
     Written: "written",
     Moved: "moved",
     StoredTask: "tasks",
@@ -111,8 +125,8 @@ WRONG: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     # what is wrong: the rule, records that are added, and fields that are replaced before
     "a message has two tasks": (
         "one task",
-        [Sent(1, 7, "r1", "m1", "token", "", "b"), StoredTask(2, "b", "failed", "a")],
-        {"tallies": {"completed": 1, "failed": 1}},
+        [Sent(1, 7, "r1", "m1", "token", "", "b"), StoredTask(2, "b", "completed", "a")],
+        {"tallies": {"completed": 2}},
     ),
     "a task is gone": ("one task", [Sent(1, 7, "r1", "m3", "more", "text", "lost")], {}),
     "a task never ends": (
@@ -129,7 +143,42 @@ WRONG: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         {},
     ),
     "a completed task had no turn": ("one prompt", [], {"prompted": [], "replied": []}),
-    "a request is answered twice": ("one prompt", [Replied(4, "a", "ses", "per", "once")], {}),
+    "a request is answered twice": ("one reply", [Replied(4, "a", "ses", "per", "once")], {}),
+    "a request is answered again when it is settled": (
+        "one reply",
+        [Replied(4, "a", "ses", "per", "once", taken=False)],
+        {},
+    ),
+    "a replica died and its task failed": (
+        "a reason",
+        [Moved(12, 2, "submitted"), Moved(13, 2, "failed"), StoredTask(2, "b", "failed", "a")],
+        {"tallies": {"completed": 1, "failed": 1}},
+    ),
+    "another OpenCode died and a task failed": (
+        "a reason",
+        [
+            Fault(11, 12, "opencode", "b"),
+            *(Moved(12, 2, "submitted"), Moved(13, 2, "failed")),
+            StoredTask(2, "b", "failed", "a"),
+        ],
+        {"tallies": {"completed": 1, "failed": 1}},
+    ),
+    "a task was canceled by nobody": (
+        "a reason",
+        [Moved(12, 2, "canceled"), StoredTask(2, "b", "canceled", "a")],
+        {"tallies": {"completed": 1, "canceled": 1}},
+    ),
+    "a task was rejected by nobody": (
+        "a reason",
+        [Moved(12, 2, "rejected"), StoredTask(2, "b", "rejected", "a")],
+        {"tallies": {"completed": 1, "rejected": 1}},
+    ),
+    "a canceled turn goes on": ("stopped", CANCELED, {"tallies": {"completed": 1, "canceled": 1}}),
+    "a canceled turn ends by itself later": (
+        "stopped",
+        [*CANCELED, Ended(20, "a", "msg2", "more", aborted=False)],
+        {"tallies": {"completed": 1, "canceled": 1}},
+    ),
     "another replica says something else": ("same bytes", [told(30, "2", text("x "), 5, "r3")], {}),
     "the log says something else": (
         "same bytes",
@@ -207,6 +256,43 @@ def test_a_further_fault_gives_more_time() -> None:
     late = spoilt(LATE, deepcopy(BEFORE_THE_KILL))
     late.faults.append(Fault(14, 16, "database", "postgresql"))
     assert violations(late) == []
+
+
+RIGHT: dict[str, list[Any]] = {
+    "a canceled turn was stopped": [AbortAsked(12.5, "a", "ses2")],
+    "a canceled turn had ended by itself": [Ended(12.9, "a", "msg2", "more", aborted=False)],
+    "the OpenCode of a canceled turn died": [Fault(12, 14, "opencode", "a")],
+}
+
+
+@pytest.mark.parametrize("records", RIGHT.values(), ids=RIGHT)
+def test_a_cancel_that_came_true_violates_nothing(records: list[Any]) -> None:
+    tallies = {"completed": 1, "canceled": 1}
+    assert violations(spoilt([*CANCELED, *records], {"tallies": tallies})) == []
+
+
+def test_a_task_may_fail_with_its_opencode() -> None:
+    records = [Moved(12, 2, "submitted"), Moved(13, 2, "failed"), StoredTask(2, "b", "failed", "a")]
+    tallies = {"completed": 1, "failed": 1}
+    died = spoilt([*records, Fault(12, 13, "opencode", "a")], {"tallies": tallies})
+    assert violations(died) == []
+
+
+def test_an_answer_may_be_given_again_by_the_next_owner() -> None:
+    given = spoilt([Replied(11, "a", "ses", "per", "once", taken=False)], {})
+    assert violations(given) == []
+
+
+def test_a_slow_machine_gives_more_time_up_to_a_bound() -> None:
+    late = spoilt(LATE, deepcopy(BEFORE_THE_KILL))
+    late.pulses = [(at, 1.5) for at in range(5, 40)]
+    assert violations(late) == []
+    much_later = [Written(85, 1, 4, 6, 2, False, 2, True), Moved(85, 1, "completed")]
+    stuck = spoilt(much_later, deepcopy(BEFORE_THE_KILL))
+    stuck.pulses = [(at, 12.0) for at in range(5, 100)]
+    assert [one.text for one in violations(stuck)] == [
+        "went on only after 79.0 s after kill of r1 at 5.000; 60.0 s are allowed"
+    ]
 
 
 def test_a_traceback_is_kept_whole() -> None:

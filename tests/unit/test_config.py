@@ -55,6 +55,15 @@ def test_the_documented_defaults_hold() -> None:
     assert (settings.sources, settings.warnings) == ({}, ())
 
 
+def test_a_variable_counts_in_lower_case_too_and_capitals_win() -> None:
+    small = load({}, {"HOME": "/home/someone", "a2a_port": "8001"})
+    both = load({}, {"HOME": "/home/someone", "a2a_port": "8001", "A2A_PORT": "8002"})
+    mixed = load({}, {"HOME": "/home/someone", "A2a_Port": "8001"})
+
+    assert [one.a2a.port for one in (small, both, mixed)] == [8001, 8002, 8000]
+    assert small.sources == {"a2a.port": "a2a_port"}
+
+
 def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('[a2a]\nport = 1\ntitle = "file"\nhost = "localhost"\n')
@@ -856,6 +865,22 @@ def test_a_provider_is_found_by_key_login_or_configuration(tmp_path: Path) -> No
     assert provider_configured(load({}, home), home)
     login.unlink()
     config.write_text('{"model": "anthropic/claude"}')
+    assert provider_configured(load({}, home), home)
+
+
+@pytest.mark.parametrize("name", ["opencode.json", "opencode.jsonc", ".opencode/opencode.json"])
+@pytest.mark.parametrize("above", [False, True])
+def test_a_provider_in_the_project_is_one(tmp_path: Path, name: str, above: bool) -> None:
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    workspace = project / "src" if above else project
+    home = {"HOME": str(tmp_path / "home"), "OPENCODE_WORKSPACE_ROOT": str(workspace)}
+    before = provider_configured(load({}, home), home)
+
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text('{"provider": {"local": {}}}')
+
+    assert not before
     assert provider_configured(load({}, home), home)
 
 

@@ -167,13 +167,15 @@ def test_metadata_of_a_wrong_shape_are_named(metadata: JsonObject, field: str) -
         (["text/plain", "application/JSON"], ("application/json", "text/plain")),
         (["text"], ("text/plain",)),
         (["text/*"], ("text/*",)),
+        (["application/json"], ("application/json",)),
+        (["text/markdown", "text/html"], ("text/html", "text/markdown")),
     ],
 )
 def test_output_modes_are_normalised(accepted: list[str], modes: tuple[str, ...] | None) -> None:
     assert read_output_modes(accepted) == modes
 
 
-def test_a_caller_that_takes_no_text_is_refused_with_what_there_is() -> None:
+def test_a_caller_that_takes_none_of_the_types_is_refused_with_what_there_is() -> None:
     with pytest.raises(UnsupportedOperationError) as refused:
         read_output_modes(["image/png"])
 

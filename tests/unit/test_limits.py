@@ -106,6 +106,30 @@ async def test_names_are_checked_on_loopback_or_when_listed(
 
 
 @pytest.mark.parametrize(
+    ("bind", "method", "path", "status"),
+    [
+        ("0.0.0.0", "GET", "/livez", 200),  # noqa: S104 # not bound
+        ("0.0.0.0", "GET", "/readyz", 200),  # noqa: S104 # not bound
+        ("0.0.0.0", "POST", "/readyz", 421),  # noqa: S104 # not bound
+        ("0.0.0.0", "GET", "/health", 421),  # noqa: S104 # not bound
+        ("127.0.0.1", "GET", "/readyz", 421),
+    ],
+)
+async def test_a_supervisor_probes_by_an_address_that_is_not_listed(
+    bind: str, method: str, path: str, status: int
+) -> None:
+    settings = Settings(
+        a2a=ServiceSettings(host=bind, public_url="http://agent.example"),
+        auth=AccessSettings(allowed_hosts=("a.example",), bearer_token=SecretStr(TOKEN)),
+    )
+
+    async with client(Boundary(echo, settings)) as http:
+        response = await http.request(method, path, headers={"host": "10.1.2.3:8000"})
+
+    assert response.status_code == status
+
+
+@pytest.mark.parametrize(
     ("origin", "status"),
     [
         ("https://agent.example", 200),

@@ -2,11 +2,11 @@
 
 import asyncio
 import random
+import time
 import uuid
-import weakref
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,10 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy.schema import CreateTable
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings, UpstreamEntry
 from opencode_a2a.errors import (
     LimitExceededError,
-    StoreUnavailableError,
     StreamEndedError,
     UpstreamUnreachableError,
 )
@@ -36,6 +33,7 @@ from opencode_a2a.events import (
     SessionBound,
     Started,
     TextGrew,
+    ToolChanged,
     TurnEvent,
     Usage,
     UsageCounted,
@@ -49,34 +47,32 @@ from opencode_a2a.messages import (
     PromptPart,
     TurnRequest,
 )
+from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
-from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import tasks
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import (
-    ChangesInStoreError,
+    SETTLED_SECONDS,
+    UNREAD_SECONDS,
     LogReader,
     LogWriter,
     ReadableLog,
     Replay,
     TaskLog,
-    ref_of,
-    stored_changes,
 )
 from opencode_a2a.tasks.open import OpenTask
-from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import Begin, DurableReader, NewTaskReader
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef, TaskState
+from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskState
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import SharedInterrupts
-from opencode_a2a.turns.sessions import SessionRights
+from opencode_a2a.turns.sessions import SessionRights, Sessions, WorkspaceRoot
 from opencode_a2a.turns.turn import SharedTurns
 from tests.support import stores
 
@@ -85,7 +81,8 @@ pytestmark = pytest.mark.both_databases(stores.OLDER)
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:
     message = Message(message_id, "user", [Part("text", text=text)])
-    return SendCommand(Principal(principal), message, TurnRequest((PromptPart(text=text),)))
+    request = TurnRequest((PromptPart(text=text),), MessageId("msg_1"))
+    return SendCommand(Principal(principal), message, request)
 
 
 class Office:
@@ -93,7 +90,6 @@ class Office:
 
     def __init__(self, database: Database, limits: LimitSettings) -> None:
         self.database = database
-        self.readers: list[DurableReader] = []
         self.writer = LogWriter(database)
         # No task is started, so that no turns are needed; nor are webhooks.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
@@ -103,11 +99,14 @@ class Office:
             SharedInterrupts.__new__(SharedInterrupts),
             SessionRights.__new__(SessionRights),
         )
-        self.member = Member(entry, behind, lambda: (SharedTurns.__new__(SharedTurns), errands))
+        # Where a context runs is found by its directory.
+        turns, root = SharedTurns.__new__(SharedTurns), WorkspaceRoot(None, allow_override=False)
+        turns.sessions = Sessions(database, OpenCode.__new__(OpenCode), root, 30, MAIN)
+        self.member = Member(entry, behind, lambda: (turns, errands))
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
-        outbox = Outbox.__new__(Outbox)
-        self.tasks = TaskService(database, self.writer, fleet, limits, outbox, self.readers)
+        webhooks = Webhooks.__new__(Webhooks)
+        self.tasks = TaskService(database, self.writer, fleet, limits, webhooks)
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
         return await self.tasks.sending.admit(command, self.member)
@@ -156,6 +155,7 @@ def seen(entries: list[Entry]) -> list[tuple[int, object, object]]:
     return [(entry.seq, entry.event, entry.status) for entry in entries]
 
 
+@pytest.mark.both_databases
 @pytest.mark.requirement("I4")
 @given(
     texts=st.lists(st.text("ab ", min_size=1, max_size=3), max_size=40),
@@ -235,6 +235,29 @@ async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
         assert seen(entries) == seen(await desk.stored(log))[1:]
 
 
+@pytest.mark.requirement("I8")
+async def test_a_reader_is_given_large_texts_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "TAIL", 70)
+    piece = 100 * 1024
+    async with office() as desk:
+        log = await desk.task()
+        for _ in range(40):
+            await log.append([grew("x" * piece), Started()])
+        near = LogReader(log, Cursor(log.state.seq - 60))
+        far = LogReader(log, Cursor(1))
+        assert log.after(1) is None  # it is no longer in memory
+
+        for reader, wanted in ((near, 30), (far, 40)):
+            batches: list[int] = []
+            while sum(batches) < wanted * piece:
+                texts = [e.event.text for e in await reader.next() if isinstance(e.event, TextGrew)]
+                batches.append(sum(map(len, texts)))
+            assert sum(batches) == wanted * piece
+            assert max(batches) <= live.BATCH_BYTES + 8 * piece
+
+
 async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:
     async with office(tmp_path) as desk, asyncio.timeout(60):
         log = await desk.task()
@@ -306,23 +329,6 @@ async def test_progress_while_a_person_is_waited_for_is_no_further_stop() -> Non
         assert (await answered).status.state is State.COMPLETED
 
 
-async def test_who_waits_for_a_change_is_woken_when_the_log_ends_or_moves() -> None:
-    async with office() as desk, asyncio.timeout(20):
-        moving, ending = await desk.task("m1"), await desk.task("m2")
-        for log in (moving, ending):
-            await log.append([Started()])
-        waiting = asyncio.create_task(moving.next_change(2))
-        await asyncio.sleep(0)
-        moving.move()
-        with pytest.raises(StreamEndedError) as moved:
-            await waiting
-        await ending.append([grew("x", opens=True), Finished(Outcome.COMPLETED)])
-        ended = [await ending.next_change(seq) for seq in (2, 4)]
-
-        assert moved.value.data["cause"] == "moved"
-        assert [entry and entry.seq for entry in ended] == [4, None]
-
-
 async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
     async with office() as desk, asyncio.timeout(20):
         log = await desk.task()
@@ -330,7 +336,7 @@ async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
         when_refused: list[int] = []
 
         def refuse(_: list[Entry]) -> bool:
-            when_refused.append(log.seen_number)
+            when_refused.append(log.seen.newest)
             return False
 
         reader = LogReader(log)
@@ -341,7 +347,7 @@ async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
 
         assert when_refused == [0]
         assert [entry.event for entry in entries] == [Started(), asked]
-        assert log.seen_number == 1
+        assert log.seen.newest == 1
 
 
 async def test_readers_of_stored_entries_end_with_the_others() -> None:
@@ -393,6 +399,47 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.requirement("I6")
+@pytest.mark.parametrize("refused", [2**63, None])
+async def test_what_can_never_be_stored_fails_its_task_alone(refused: int | None) -> None:
+    async with office() as desk:
+        wrong, right = await desk.task("m1"), await desk.task("m2")
+
+        def write(connection: sa.Connection) -> None:
+            values = {tasks.c.created_at: refused}
+            connection.execute(tasks.update().where(tasks.c.no == wrong.no).values(values))
+
+        async with asyncio.timeout(20):
+            assert right.append_now([grew("right"), Started()])
+            await wrong.append([grew("wrong"), Started()], write)
+            await wrong.until_stopped(0)
+            await right.append([Finished(Outcome.COMPLETED)])
+
+        failed, whole = await stored_task(wrong), await stored_task(right)
+        assert failed.status.state is State.FAILED
+        assert failed.status.failure == live.UNSTORABLE
+        assert seen(await desk.stored(wrong))[1][1] == grew("wrong")
+        assert whole.status.state is State.COMPLETED
+
+
+async def test_a_value_that_has_no_place_in_json_is_mended_and_stored() -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    odd: Any = {"number": 2**70, "deep": deep, "half": "\ud800", "inf": float("inf")}
+    async with office() as desk:
+        log = await desk.task()
+
+        call = ToolChanged(MessageId("msg_1"), "prt_1", "call_1", "bash", "completed", input=odd)
+        async with asyncio.timeout(20):
+            await log.append([Started(), call, Finished(Outcome.COMPLETED)])
+
+        stored = await desk.stored(log)
+        (kept,) = [one.event for one in stored if isinstance(one.event, ToolChanged)]
+        assert kept.input is not None
+        assert kept.input["number"] == float(2**70)
+        assert (kept.input["half"], kept.input["inf"]) == ("\ufffd", None)
+
+
 async def test_one_message_id_is_one_task() -> None:
     async with office() as desk, asyncio.timeout(60):
         outcomes = await asyncio.gather(*(desk.admit(order("m")) for _ in range(8)))
@@ -446,6 +493,7 @@ class MortalWriter(LogWriter):
         await self.commit()
 
 
+@pytest.mark.both_databases
 @given(
     lives=st.lists(
         st.lists(
@@ -558,7 +606,78 @@ async def test_what_followed_a_request_that_nobody_answered_is_shown_again_after
         again = TaskLog(log.no, log.state, it.writer, it.database)
         again.seen.recover()
 
-        assert again.seen_number == told  # else a late "yes" would approve what nobody was shown
+        # Else a late "yes" would approve what nobody was shown, or had no time to read.
+        now = time.monotonic()
+        assert again.seen.answerable(now) == 0
+        assert again.seen.answerable(now + UNREAD_SECONDS) == told
+
+
+def asking(number: int) -> Interrupted:
+    return Interrupted(RequestId(f"per_{number}"), "permission", SessionId("ses_1"), number=number)
+
+
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize("resolution", ["once", "rejected", "always", "replied", "expired", "void"])
+async def test_a_request_has_to_be_read_before_a_plain_answer_after_another_was_settled(
+    resolution: Resolution,
+) -> None:
+    async with office() as desk:
+        log = await desk.task()
+        await log.append([Started(), asking(1)])
+        log.note_seen(log.state.status)
+        first = log.seen.answerable(time.monotonic())  # nothing was settled: it counts at once
+        await log.append([Resumed(RequestId("per_1"), "permission", resolution, "alice")])
+        settled = time.monotonic()
+        await log.append([asking(2)])
+        unseen = log.seen.answerable(settled + SETTLED_SECONDS)
+        log.note_seen(log.state.status)
+        await log.append([asking(3)])
+        log.note_seen(log.state.status)
+        shown = time.monotonic()
+
+        assert (first, unseen) == (1, 1)
+        # Neither the newest nor the one before it, if both were shown in this moment.
+        assert log.seen.answerable(settled) < 2
+        assert log.seen.answerable(settled + UNREAD_SECONDS) < 2
+        assert log.seen.answerable(shown + UNREAD_SECONDS) == 3
+
+
+@pytest.mark.requirement("I23")
+async def test_a_plain_answer_may_be_quick_if_nothing_was_settled_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opencode_a2a.tasks.log.SETTLED_SECONDS", 0.0)
+    async with office() as desk:
+        log = await desk.task()
+        await log.append([Started(), asking(1)])
+        await log.append([Resumed(RequestId("per_1"), "permission", "once", "alice"), asking(2)])
+        log.note_seen(log.state.status)
+
+        assert log.seen.answerable(time.monotonic()) == 2
+
+
+@pytest.mark.requirement("I23")
+async def test_a_doubled_answer_by_context_is_not_for_the_next_task_of_the_context() -> None:
+    async with office() as desk:
+
+        async def task(message_id: str) -> TaskLog:
+            admitted = await desk.admit(replace(order(message_id), context_id="c"))
+            assert isinstance(admitted, OpenTask)
+            return admitted.log
+
+        first, queued = await task("m1"), await task("m2")
+        for log in (first, queued):
+            await log.append([Started(), asking(1)])
+            log.note_seen(log.state.status)
+        await first.append([Resumed(RequestId("per_1"), "permission", "once", "alice")])
+        later = await task("m3")
+        await later.append([Started(), asking(1)])
+        later.note_seen(later.state.status)
+        now = time.monotonic()
+
+        assert queued.seen.answerable(now, by_context=True) == 0
+        assert queued.seen.answerable(now) == 1  # the message names this task
+        assert later.seen.answerable(now, by_context=True) == 1  # it began with a later message
 
 
 async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that_one(
@@ -609,223 +728,3 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
 
         assert (await stored_task(task.log)).status.state is State.WORKING
         assert (await stored_task(other.log)).status.state is State.COMPLETED
-
-
-LISTED = sa.Table(
-    "listed",
-    sa.MetaData(),
-    sa.Column("task_no", sa.BigInteger, primary_key=True),
-    sa.Column("place", sa.Integer, nullable=False),
-    sa.Column("states", sa.String, nullable=False),
-    sa.Column("ended", sa.Boolean, nullable=False),
-)
-"""The places of a ``StateList``; in the service its declaration would be in ``store/schema.py``."""
-
-
-class StateList(NewTaskReader):
-    """A durable reader beside the webhooks: it lists the states that each task goes through."""
-
-    def __init__(self, database: Database, most: int = 10) -> None:
-        self._database = database
-        self._most = most
-        self.following: dict[int, asyncio.Task[None]] = {}
-        """By task number."""
-
-    def admit(self, connection: sa.Connection, task_no: int, ref: TaskRef) -> Begin:
-        if (connection.scalar(sa.select(sa.func.count()).select_from(LISTED)) or 0) >= self._most:
-            raise LimitExceededError
-        new = {"task_no": task_no, "place": 0, "states": "", "ended": False}
-        connection.execute(LISTED.insert().values(new))
-        return lambda log: self._begin(task_no, ref, 0, log)
-
-    async def recover(
-        self, logs: Mapping[int, ReadableLog], upstreams: Collection[str] | None
-    ) -> None:
-        for row, place in await self._database.read(self._unended, upstreams):
-            if row.no not in self.following:
-                self._begin(row.no, ref_of(row), place, logs.get(row.no))
-
-    async def give_up(self, upstream: str) -> None:
-        # Without a time limit: no other replica may continue before these have stopped.
-        left = await self._database.read_until_available(self._unended, [upstream])
-        await self._stop([row.no for row, _ in left])
-
-    def unread(self) -> sa.ColumnElement[bool]:
-        mine = sa.exists().where(LISTED.c.task_no == tasks.c.no, ~LISTED.c.ended)
-        return mine.correlate(tasks)
-
-    async def close(self) -> None:
-        await self._stop(list(self.following))
-
-    def _unended(
-        self, connection: sa.Connection, upstreams: Collection[str] | None
-    ) -> list[tuple[TaskRow, int]]:
-        rows = connection.execute(sa.select(LISTED).where(~LISTED.c.ended)).all()
-        found = [(task_rows.load_by_number(connection, row.task_no), row.place) for row in rows]
-        return [
-            (row, place)
-            for row, place in found
-            if row is not None and (upstreams is None or row.upstream in upstreams)
-        ]
-
-    async def _stop(self, numbers: Sequence[int]) -> None:
-        stopping = [self.following[no] for no in numbers if no in self.following]
-        for following in stopping:
-            following.cancel()
-        await asyncio.gather(*stopping, return_exceptions=True)
-
-    def _begin(self, no: int, ref: TaskRef, place: int, log: ReadableLog | None) -> None:
-        # A log holds the whole task: a reader that is behind does not keep it in memory.
-        find = (lambda: None) if log is None else weakref.ref(log)
-        following = asyncio.create_task(self._follow(no, ref, place, find))
-        self.following[no] = following
-        following.add_done_callback(lambda _: self.following.pop(no, None))
-
-    async def _follow(
-        self, no: int, ref: TaskRef, place: int, find: Callable[[], ReadableLog | None]
-    ) -> None:
-        ended = False
-        while not ended:
-            log, changes = find(), list[Entry]()
-            try:
-                with suppress(ChangesInStoreError):
-                    if log is not None and (entry := await log.next_change(place)):
-                        changes = [entry]
-                if log is None:
-                    row = await self._database.read(task_rows.load_by_number, no)
-                    if row is None or row.state not in TERMINAL:  # deleted, or given up here
-                        return
-                del log
-                changes = changes or await stored_changes(self._database, no, ref, place)
-            except StreamEndedError:  # the log has moved: another replica continues
-                return
-            except StoreUnavailableError:
-                await asyncio.sleep(0.01)  # in the service, longer with each failure
-                continue
-            new = [one.status.state for one in changes if one.status is not None]
-            ended = not changes or new[-1].terminal
-            place = changes[-1].seq if changes else place
-            more = "".join(f"{state} " for state in new)
-            values = {"place": place, "states": LISTED.c.states + more, "ended": ended}
-            update = LISTED.update().where(LISTED.c.task_no == no).values(values)
-            # States and place in one transaction: a crash neither loses nor repeats a state.
-            await self._database.write_until_stored(sa.Connection.execute, update)
-
-
-@asynccontextmanager
-async def listing(state: Path, most: int = 10) -> AsyncGenerator[tuple[Office, StateList]]:
-    """Run a service with a ``StateList``, which its orderly end closes."""
-    async with office(state) as desk:
-        if not await desk.database.read(lambda c: sa.inspect(c).has_table(LISTED.name)):
-            await desk.database.write(lambda c: c.execute(CreateTable(LISTED)))
-        listed = StateList(desk.database, most)
-        desk.readers.append(listed)
-        try:
-            yield desk, listed
-        finally:
-            await listed.close()
-
-
-async def listed_states(desk: Office) -> dict[int, list[str]]:
-    query = sa.select(LISTED.c.task_no, LISTED.c.states)
-    rows = await desk.database.read(lambda c: c.execute(query).all())
-    return {no: states.split() for no, states in rows}
-
-
-async def test_another_durable_reader_follows_new_tasks_to_their_end_or_until_they_move(
-    tmp_path: Path,
-) -> None:
-    async with listing(tmp_path, most=2) as (desk, listed), asyncio.timeout(60):
-        ending, moving = await desk.task("m1"), await desk.task("m2")
-        with pytest.raises(LimitExceededError):
-            await desk.admit(order("m3"))
-        following = [*listed.following.values()]
-        for log in (ending, moving):
-            await log.append([Started()])
-        await ending.append([Finished(Outcome.COMPLETED)])
-        await following[0]
-        while not (await listed_states(desk))[moving.no]:
-            pass
-        await desk.tasks.open.give_up(desk.member)
-        await following[1]  # its log has moved
-        await listed.recover({}, [MAIN])  # as if it had not waited in the log at that moment
-        await asyncio.gather(*listed.following.values())
-        unended = sa.select(LISTED.c.task_no).where(~LISTED.c.ended)
-        assert await desk.database.read(sa.Connection.scalar, unended) == moving.no
-
-        assert await listed_states(desk) == {
-            ending.no: ["working", "completed"],
-            moving.no: ["working"],
-        }
-
-
-async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
-    tmp_path: Path,
-) -> None:
-    many = [one for no in range(40) for one in asked_and_answered(no)]
-
-    def sweep(connection: sa.Connection, reader: DurableReader) -> int:
-        long_after = now_ms() + 1000
-        return task_rows.forget_logs(connection, [*TERMINAL], long_after, 9, [reader.unread()])
-
-    async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
-        first = [await desk.task(f"m{no}") for no in range(3)]
-        busy, ended, waiting = first
-        for log in first:
-            await log.append([Started()])
-        await listed.close()
-        # What nobody reads any more: a task that ends, and more changes than a log remembers.
-        await busy.append(many)
-        await ended.append([Finished(Outcome.CANCELED)])
-        assert await desk.database.write(sweep, listed) == 0
-
-    async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
-        logs = {
-            log.no: TaskLog(log.no, log.state, desk.writer, desk.database)
-            for log in (busy, waiting)  # as ``recover`` makes them of open tasks
-        }
-        await listed.recover(logs, None)
-        await listed.following[ended.no]
-        assert await desk.database.write(sweep, listed) == 1
-        await listed.give_up("another")
-        assert set(listed.following) == {busy.no, waiting.no}
-        await listed.give_up(MAIN)
-        assert listed.following == {}
-
-        successor = StateList(desk.database)
-        await successor.recover(logs, [MAIN])
-        following = [*successor.following.values()]
-        for log in logs.values():
-            await log.append([Finished(Outcome.COMPLETED)])
-        await asyncio.gather(*following)
-
-        assert await listed_states(desk) == {
-            busy.no: ["working", *["input_required", "working"] * 40, "completed"],
-            ended.no: ["working", "canceled"],
-            waiting.no: ["working", "completed"],
-        }
-
-
-async def test_a_durable_reader_outlives_an_outage_of_the_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
-        log, read, outages = await desk.task("m1"), desk.database.read, iter(range(2))
-        await listed.close()
-        await log.append([Started(), Finished(Outcome.COMPLETED)])
-
-        async def away(*asked: Any) -> Any:
-            if next(outages, None) is not None:
-                raise StoreUnavailableError(operation="reading")
-            return await read(*asked)
-
-        await listed.recover({}, None)
-        monkeypatch.setattr(desk.database, "read", away)
-        await listed.following[log.no]
-
-        assert await listed_states(desk) == {log.no: ["working", "completed"]}
-
-
-def asked_and_answered(no: int) -> tuple[Interrupted, Resumed]:
-    asked = Interrupted(RequestId(f"per_{no}"), "permission", SessionId("ses_1"), number=no)
-    return asked, Resumed(asked.request_id, "permission", "once")

@@ -14,6 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.config import ServiceSettings
+from opencode_a2a.peers.http import client
 from opencode_a2a.peers.network import (
     Egress,
     EgressError,
@@ -23,7 +24,6 @@ from opencode_a2a.peers.network import (
     Lookups,
     TooManyFilesError,
     check,
-    client,
     lookups_of,
     permits,
     resolve,
@@ -96,6 +96,16 @@ def test_addresses_are_told_apart(address: str, public: bool, private: bool) -> 
         "http://@example.com/",
         "http://example.com:99999/",
         "http://[::1/",
+        "http://127.0.0.1 /",
+        "http://%31%32%37.0.0.1/",
+        "http://" + "a" * 300 + "/",
+        "http://" + "a." * 130 + "example/",
+        "http://a..example/",
+        "http://-a.example/",
+        "http://a!b.example/",
+        "http://localhost/",
+        "http://LOCALHOST./",
+        "http://x.localhost/",
         "",
     ],
 )

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.web.edge import AccessLog, PayloadLog, Refusals
-from opencode_a2a.web.observe import Readiness, pages
+from opencode_a2a.web.observe import Busyness, Readiness, pages
 from tests.support.running import answer, running
 
 
@@ -40,7 +40,7 @@ def site(readiness: Readiness, *, figures: bool = True) -> ASGIApp:
     async def health(caller: Caller) -> JsonObject:
         return {"service": "s", "for": caller.principal}
 
-    router = Router(pages(readiness, health, figures=figures))
+    router = Router(pages(readiness, Busyness(lambda: 0), health, figures=figures))
 
     async def known(scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE_KEY] = Caller(Principal("ann"))

@@ -1,9 +1,8 @@
 """Which OpenCodes a replica may run at all, and which tasks it may end without running them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,17 +18,15 @@ from opencode_a2a.messages import Message
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.upstream import Upstream
-from opencode_a2a.store import replicas, webhooks
+from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.replicas import Census, UpstreamRow
 from opencode_a2a.store.tasks import Segment, TaskRow
-from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.ownership import Ownership
-from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import UNOWNED, UNSTOPPED, end_unowned
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -69,8 +66,8 @@ async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_p
             LogWriter(second),
             Fleet([member], second, 0),
             OpenTasks.__new__(OpenTasks),
-            (),
             lambda work, name: nullcontext(),
+            lambda prompt: False,
         )
 
         with pytest.raises(DatabaseError, match="is in use by the replica a, and each") as refused:
@@ -119,7 +116,16 @@ async def test_only_a_task_that_no_live_replica_runs_is_ended_without_its_owner(
     assert tallied == 1
 
 
-def _ownership(database: Database, reader: object, *names: str) -> tuple[Ownership, Fleet]:
+Taking = Callable[[Collection[str]], Awaitable[None]]
+"""Called when a replica takes up the work of OpenCodes."""
+
+
+async def _nothing(names: Collection[str]) -> None: ...
+
+
+def _ownership(
+    database: Database, *names: str, taking: Taking = _nothing
+) -> tuple[Ownership, Fleet]:
     """Return what decides for a replica whose OpenCodes are away and have no open tasks."""
 
     class Away:
@@ -136,7 +142,8 @@ def _ownership(database: Database, reader: object, *names: str) -> tuple[Ownersh
         def all(self) -> list[object]:
             return []
 
-    async def no_errands(members: object) -> None: ...
+    async def errands(members: Collection[Member]) -> None:
+        await taking([member.name for member in members])
 
     @asynccontextmanager
     async def beside(work: Coroutine[None, None, None], _: str) -> AsyncGenerator[None]:
@@ -146,9 +153,10 @@ def _ownership(database: Database, reader: object, *names: str) -> tuple[Ownersh
     behind = Upstream("http://127.0.0.1:9", "", None)
     entries = [UpstreamEntry(name=name, url=behind.url) for name in names]
     fleet = Fleet([Member(entry, behind, make) for entry in entries], database, 60.0)
-    fleet.recover_errands = no_errands
-    tasks, readers = cast("OpenTasks", NoTasks()), [cast("DurableReader", reader)]
-    return Ownership(database, LogWriter(database), fleet, tasks, readers, beside), fleet
+    fleet.recover_errands = errands
+    tasks, writer = cast("OpenTasks", NoTasks()), LogWriter(database)
+    ownership = Ownership(database, writer, fleet, tasks, beside, lambda _: False)
+    return ownership, fleet
 
 
 async def _own(database: Database, *names: str) -> None:
@@ -163,17 +171,8 @@ async def _own(database: Database, *names: str) -> None:
     await database.write(write)
 
 
-class Ignorant:
-    """A durable reader that follows nothing."""
-
-    async def recover(self, _: object, upstreams: Collection[str]) -> None: ...
-
-    async def give_up(self, upstream: str) -> None: ...
-
-
-async def _sql(url: str, statement: str) -> None:
-    async with Database(url, Replica("another")) as database:
-        await _run(database, statement)
+async def _owners(database: Database) -> dict[str, int | None]:
+    return {row.name: row.owner for row in await database.read(replicas.upstreams)}
 
 
 async def _run(database: Database, statement: str) -> None:
@@ -207,17 +206,16 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
         Database(url, Replica("c", lease)) as third,
     ):
 
-        class SlowReader:
-            async def recover(self, _: object, upstreams: Collection[str]) -> None:
-                if "x" in upstreams:
-                    await _run(third, f"{silence} 'b'")
-                    until = third.lease.until + lease / 2
-                    while third.lease.until <= until:  # noqa: ASYNC110 - no event
-                        await asyncio.sleep(lease / 16)
+        async def slowly(names: Collection[str]) -> None:
+            if "x" in names:
+                await _run(third, f"{silence} 'b'")
+                until = third.lease.until + lease / 2
+                while third.lease.until <= until:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(lease / 16)
 
         await _own(first, "x")
         await _own(second, "y")
-        ownership, fleet = _ownership(third, SlowReader(), "x", "y")
+        ownership, fleet = _ownership(third, "x", "y", taking=slowly)
         beating, me = asyncio.create_task(third.keep_lease()), third.replica or 0
         await ownership.start()
         await _run(first, f"{silence} 'a'")
@@ -237,12 +235,7 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
 async def test_the_tasks_of_an_abandoned_opencode_end_although_the_replica_that_ends_them_dies(
     tmp_path: Path,
 ) -> None:
-    url, recovered = stores.url(tmp_path), set[str]()
-
-    class Reader:
-        async def recover(self, _: object, upstreams: Collection[str]) -> None:
-            recovered.update(upstreams)
-
+    url = stores.url(tmp_path)
     async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
         await _own(first, "x")
         await _run(second, LONG_GONE)
@@ -251,73 +244,40 @@ async def test_the_tasks_of_an_abandoned_opencode_end_although_the_replica_that_
             lambda c: replicas.take_abandoned(c, second.replica or 0, ["x"])
         )
         async with Database(url, Replica("c")) as third:
-            ownership, _ = _ownership(third, Reader(), "y")
+            ownership, _ = _ownership(third, "y")
             await ownership.start()
-            while_it_lives = set(recovered)
+            while_it_lives = await _owners(third)
             await _run(third, LONG_GONE.replace("'a'", "'b'"))
             await ownership.look_and_act(third.replica or 0)
+            afterwards = await _owners(third)
 
     assert set(abandoned) == {"x"}
-    assert while_it_lives == {"y"}
-    assert recovered == {"x", "y"}
+    assert while_it_lives == {"x": second.replica, "y": third.replica}
+    assert afterwards == {"x": None, "y": third.replica}
 
 
-async def test_webhooks_of_an_abandoned_opencode_are_served_until_it_is_listed_again(
+async def test_an_abandoned_opencode_is_left_to_whoever_lists_it_again_and_then_forgotten(
     tmp_path: Path,
 ) -> None:
-    url, served = stores.url(tmp_path), set[str]()
-
-    class Reader:
-        async def recover(self, _: object, upstreams: Collection[str]) -> None:
-            served.update(upstreams)
-
-        async def give_up(self, upstream: str) -> None:
-            served.discard(upstream)
-
+    url = stores.url(tmp_path)
     async with Database(url, Replica("a")) as first:
         await _own(first, "x")
-    await _sql(url, LONG_GONE)
     async with Database(url, Replica("b")) as second:
-        await _ownership(second, Reader(), "y")[0].start()
-        while_abandoned = set(served)
-    served.clear()
-    async with Database(url, Replica("b")) as second, Database(url, Replica("c")) as third:
-        keeper, _ = _ownership(second, Reader(), "y")
-        await keeper.start()
-        after_a_restart = set(served)
-        finder, fleet = _ownership(third, Ignorant(), "x")
-        await finder.start()
-        at_first = fleet.owned()
-        await keeper.look_and_act(second.replica or 0)
-        afterwards = set(served)
-        await finder.look_and_act(third.replica or 0)
-        found = fleet.owned()
-
-    assert while_abandoned == after_a_restart == {"x", "y"}
-    assert (at_first, afterwards, found) == ([], {"y"}, ["x"])
-
-
-async def test_an_abandoned_opencode_is_forgotten_when_all_its_webhooks_are_done(
-    tmp_path: Path,
-) -> None:
-    url, unread = stores.url(tmp_path), [webhooks.unread()]
-    ref = TaskRef(TaskId("t"), ContextId("c"), Principal("p"), None, 0)
-    task = TaskRow(ref.id, ref.principal, ref.context_id, "failed", 0, 0, b"{}", upstream="x")
-    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
-        await _own(first, "x", "y")
-        await _own(second, "z")
-        no = await first.write(task_rows.add_task, task)
-        hook = HookRow(no, "h", "key", "p", "1.0", "https://hook.example", 0)
-        row = await first.write(webhooks.put, hook)
         await _run(second, LONG_GONE)
+        keeper, _ = _ownership(second, "y")
+        await keeper.start()
+        ended = await _owners(second)
+        async with Database(url, Replica("c")) as third:
+            finder, fleet = _ownership(third, "x")
+            await finder.start()
+            found = fleet.owned()
         await _run(
             second,
             "UPDATE upstreams SET state = 'lost', changed = clock_timestamp() - interval '2 days'",
         )
-        found = list[list[str]]()
-        for changed in (row, replace(row, state="done")):
-            await second.write(webhooks.update, changed)
-            await second.write(replicas.forget, unread)
-            found.append([one.name for one in await second.read(replicas.upstreams)])
+        await second.write(replicas.forget)
+        left = await _owners(second)
 
-    assert found == [["x", "z"], ["z"]]
+    assert ended == {"x": None, "y": second.replica}
+    assert found == ["x"]
+    assert left == {"y": second.replica}

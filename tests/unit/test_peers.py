@@ -137,6 +137,14 @@ def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
     assert task.answer == "yes"
 
 
+def test_reasoning_that_begins_anew_is_told_from_its_beginning() -> None:
+    task = PeerTask()
+    told(task, grew("the plan", "r", channel("reasoning")))
+
+    anew = Artifact("r", [Part("text", text="now carry it out")], None, channel("reasoning"))
+    assert told(task, given_whole(anew)) == [ThoughtGrew("now carry it out")]
+
+
 def test_an_answer_that_is_only_the_last_status_is_still_an_answer() -> None:
     task = PeerTask()
 

@@ -1,6 +1,7 @@
 """PostgreSQL as the database: what is refused at the start, and who may use it."""
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -17,9 +18,9 @@ import pytest
 import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.engine import Connection
+from structlog.testing import capture_logs
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import callers, replicas, schema
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import Spent
@@ -28,6 +29,7 @@ from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
+from tests.support.ports import free_port
 from tests.support.postgres import PASSWORD, ROLE, PostgresServer
 from tests.support.program import Program, run
 from tests.support.relay import Cut, Relay
@@ -51,7 +53,7 @@ def variables(url: str) -> dict[str, str]:
     return {
         "A2A_TASK_STORE_DATABASE_URL": url,
         "A2A_BEARER_TOKEN": "x" * 32,
-        "A2A_PORT": str(free_port("127.0.0.1")),
+        "A2A_PORT": str(free_port()),
         "OPENCODE_MANAGED_SERVER": "false",
         "HOME": "/nowhere",
     }
@@ -66,9 +68,12 @@ async def refusal(url: str) -> str:
     return line
 
 
-async def test_a_database_that_goes_away_during_the_start_is_one_line(url: str) -> None:
+@pytest.mark.parametrize("statement", [b"INSERT INTO upstreams", b"INSERT INTO sign_ins"])
+async def test_a_database_that_goes_away_during_the_start_is_one_line(
+    url: str, statement: bytes
+) -> None:
     def look(data: bytes) -> None:
-        if b"INSERT INTO upstreams" in data:  # after it was opened, and found in order
+        if statement in data:  # after it was opened, and found in order
             relay.down = True
             relay.break_off()
 
@@ -504,7 +509,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
     def forget(connection: Connection) -> int:
         if not engine_of(connection).try_lock(connection, "sweep"):
             return 0
-        found = task_rows.forget_tasks(connection, ["completed"], 10, 10, unread=[])
+        found = task_rows.forget_tasks(connection, ["completed"], 10, 10, unread=sa.false())
         begun.set()
         assert over.wait(10)
         return found
@@ -644,10 +649,81 @@ async def test_lost_commits_are_noticed(url: str) -> None:
             await database.keep_lease()
 
 
+async def test_a_start_that_is_stopped_while_the_database_opens_ends_quietly(
+    server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = list[object]()
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    opening = asyncio.Event()
+
+    def look(data: bytes) -> None:
+        if b"pg_advisory_xact_lock" in data:
+            relay.passing.clear()
+            opening.set()
+
+    async with Relay(server.port, forth=look) as relay:
+        start = asyncio.create_task(Database(relay.url(url)).__aenter__())
+        await opening.wait()
+        start.cancel()
+        await asyncio.sleep(0)
+        relay.passing.set()
+        await asyncio.wait([start])
+
+    assert start.cancelled()
+    assert raised == []
+
+
+async def test_a_failed_write_that_nobody_waits_for_is_no_error_of_the_loop(url: str) -> None:
+    told = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with Database(url) as database:
+        with psycopg.connect(url) as other:
+            other.execute("UPDATE replicas SET gone = clock_timestamp()")
+        await asyncio.wait([database.submit(add(1)).done])
+        gc.collect()
+
+    assert told == []
+
+
+async def test_a_database_that_is_away_is_not_complained_about_for_every_call(
+    server: PostgresServer, url: str
+) -> None:
+    async with Relay(server.port) as relay, Database(relay.url(url)) as database:
+        relay.down = True
+        relay.break_off()
+        with capture_logs() as logs:
+            for _ in range(20):
+                with pytest.raises(StoreUnavailableError):
+                    await database.write(add(1))
+
+    failures = [log for log in logs if log["event"] == "store failed"]
+    assert len(failures) < 5
+
+
+@pytest.mark.requirement("I18")
+async def test_a_process_that_was_given_the_number_of_another_is_not_taken_for_it(url: str) -> None:
+    """As after a failover to a server that lost the row of the first."""
+    async with Database(url, Replica("one")) as first:
+        await first.write(add(1))
+        with psycopg.connect(url) as other:
+            other.execute("DELETE FROM replicas")
+            other.execute("ALTER SEQUENCE replicas_no_seq RESTART")
+        async with Database(url, Replica("two")) as second:
+            await second.write(add(2))  # as many commits as the first has
+            assert first.replica == second.replica
+
+            with pytest.raises(StoreUnavailableError):
+                await first.write(add(3))
+            with pytest.raises(DatabaseError, match="it no longer knows this process; restart"):
+                await first.keep_lease()
+            await second.write(add(4))
+            assert set(await stored(second)) == {"task 1", "task 2", "task 4"}
+
+
 async def test_five_first_starts_at_once_all_serve(url: str, tmp_path: Path) -> None:
     programs = [
         Program({**variables(url), "HOME": str(tmp_path), "A2A_PORT": str(port), **QUIET})
-        for port in (free_port("127.0.0.1") for _ in range(5))
+        for port in (free_port() for _ in range(5))
     ]
     async with AsyncExitStack() as stack:
         for program in programs:
@@ -685,33 +761,3 @@ async def test_a_step_of_the_schema_is_taken_on_both_databases_and_the_program_b
         async with Database(place) as database:
             await database.check()
             assert await stored(database) == {"task 1": 1}
-
-
-async def test_the_first_schema_is_taken_to_what_a_new_database_gets(
-    url: str, tmp_path: Path
-) -> None:
-    first = Path(__file__).parent.parent / "support" / "schema-5-postgresql.sql"
-    with psycopg.connect(url) as connection:
-        connection.execute(first.read_bytes())
-    with stores.using("postgresql"):
-        new = stores.url(tmp_path / "new")
-
-    for place in (url, new):
-        async with Database(place) as database:
-            await database.write(add(1))
-
-    assert shape(url) == shape(new)
-
-
-def shape(url: str) -> list[object]:
-    """Return the columns and indexes of the tables in a schema."""
-    columns = (
-        "SELECT table_name, column_name, data_type, is_nullable, collation_name"
-        " FROM information_schema.columns WHERE table_schema = current_schema() ORDER BY 1, 2"
-    )
-    indexes = (
-        "SELECT tablename, replace(indexdef, current_schema(), '') FROM pg_indexes"
-        " WHERE schemaname = current_schema() ORDER BY 1, 2"
-    )
-    with psycopg.connect(url) as connection:
-        return [*connection.execute(columns), *connection.execute(indexes)]

@@ -28,13 +28,11 @@ from opencode_a2a.opencode.process import (
     OpenCodeStartError,
     Record,
     RecordLock,
-    UnsupportedOpenCodeError,
     birth,
+    ends_all,
     listening_url,
     marked_processes,
     recorded_in,
-    untested,
-    unusable,
 )
 from opencode_a2a.opencode.upstream import managed_record, withheld
 
@@ -54,42 +52,10 @@ def test_the_url_is_read_from_the_line_about_it(line: str, url: str | None) -> N
     assert listening_url(line) == url
 
 
-@pytest.mark.parametrize("version", ["0.18.1", "1.0.0", "v1.0.185"])
-def test_a_version_that_is_unusable_is_refused_by_name(version: str) -> None:
-    refused = unusable(version)
-
-    assert refused is not None
-    assert refused.startswith(f"OpenCode {version} is too old: version 1.1 or later is needed; ")
-
-
 def test_the_version_to_install_is_the_one_that_is_tested() -> None:
     pinned = orjson.loads((Path(__file__).parents[2] / "package.json").read_bytes())
 
     assert pinned["dependencies"]["opencode-ai"] == QUALIFIED
-
-
-@pytest.mark.parametrize(
-    ("version", "known"),
-    [
-        ("1.1.0", True),
-        ("1.9.10", True),
-        (QUALIFIED, True),
-        ("1.18.34", False),
-        ("1.100.0", False),
-        ("local", False),
-    ],
-)
-def test_a_version_newer_than_the_last_qualified_is_doubted(version: str, known: bool) -> None:
-    assert unusable(version) is None
-    assert (untested(version) is None) is known
-
-
-@pytest.mark.parametrize("version", ["2.0.0", "2.0.12", "v3.1.0"])
-def test_a_version_with_another_api_is_refused_by_name(version: str) -> None:
-    refused = unusable(version)
-
-    assert refused is not None
-    assert refused.startswith(f"OpenCode {version} has the API of OpenCode 2, which this service ")
 
 
 def test_a_missing_command_is_an_error_with_its_remedy() -> None:
@@ -115,6 +81,11 @@ OURS = st.sampled_from(
         "OPENCODE_WORKSPACE_ROOT",
         "OPENCODE_MANAGED_SERVER_PORT",
         "OPENCODE_A2A_INSTANCE",
+        "OPENCODE_SERVER_PASSWORD_FILE",
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "LISTEN_FDS",
+        "CREDENTIALS_DIRECTORY",
     ]
 )
 OPENCODES = st.sampled_from(
@@ -461,6 +432,30 @@ async def test_a_record_that_cannot_be_written_is_an_error_with_its_remedy(
     assert "\n" not in str(caught.value)
 
 
+def test_where_the_service_reports_to_is_not_for_a_managed_opencode() -> None:
+    given = {"OTEL_EXPORTER_OTLP_HEADERS": "key=secret", "OTELLO": "a play", "HOME": "/root"}
+
+    assert passed_environment(given, withheld(Settings())) == {"OTELLO": "a play", "HOME": "/root"}
+
+
+@pytest.mark.parametrize(
+    ("pid", "parent", "first", "ends"),
+    [
+        (1, 0, "opencode-a2a", True),
+        (7, 1, "tini", True),
+        (7, 1, "sh", True),
+        (7, 0, "pause", True),
+        (7, 1, "systemd", False),
+        (7, 1, "supervisord", False),
+        (99, 42, "tini", False),
+    ],
+)
+def test_what_ends_with_a_container_is_not_kept(
+    pid: int, parent: int, first: str, ends: bool
+) -> None:
+    assert ends_all(pid, parent, first) is ends
+
+
 def test_the_password_of_postgresql_is_not_for_the_agent() -> None:
     def names(url: str) -> set[str]:
         return withheld(Settings(tasks=TaskSettings(task_store_database_url=url)))
@@ -468,6 +463,7 @@ def test_the_password_of_postgresql_is_not_for_the_agent() -> None:
     assert "PGPASSWORD" in names("postgresql://u@h/d")
     assert "PGPASSWORD" not in names("sqlite:///tasks.db")
     assert "A2A_TASK_STORE_DATABASE_URL" in names("postgresql://u@h/d")
+    assert "a2a_task_store_database_url" in names("postgresql://u@h/d")
 
 
 def test_a_changed_password_is_the_same_database() -> None:
@@ -532,35 +528,14 @@ server.serve_forever()
 """As 1.0 does: it has no health check, and says its version nowhere else."""
 
 
-@pytest.mark.parametrize("line", ["opencode server listening on http://127.0.0.1:{port}", ""])
-async def test_an_opencode_2_is_refused_in_one_sentence_when_it_is_started(
-    tmp_path: Path, line: str
-) -> None:
-    """Whether or not it says where it listens."""
-    program = tmp_path / "opencode"
-    old = OLD_OPENCODE.format(python=sys.executable).replace("1.0.185", "2.0.12")
-    said = "opencode server listening on http://127.0.0.1:{port}"
-    assert said in old
-    program.write_text(old.replace(said, line))
-    program.chmod(0o755)
-    settings = OpenCodeSettings(command=str(program), startup_timeout=30 if line else 2)
-
-    with pytest.raises(UnsupportedOpenCodeError) as refused:
-        async with ManagedOpenCode(settings, os.environ):
-            pass
-
-    assert str(refused.value) == (
-        "OpenCode 2.0.12 has the API of OpenCode 2, which this service does not speak; "
-        f"`npm install -g opencode-ai@{QUALIFIED}`"
-    )
-
-
 async def test_an_old_opencode_is_refused_by_name_when_it_is_started(tmp_path: Path) -> None:
     program = tmp_path / "opencode"
     program.write_text(OLD_OPENCODE.format(python=sys.executable))
     program.chmod(0o755)
     settings = OpenCodeSettings(command=str(program), startup_timeout=30)
 
-    with pytest.raises(OpenCodeStartError, match=r"OpenCode 1\.0\.185 is too old: version 1\.1"):
+    with pytest.raises(
+        OpenCodeStartError, match=r"it is OpenCode 1\.0\.185, and this service needs 1\.1"
+    ):
         async with ManagedOpenCode(settings, os.environ):
             pass

@@ -41,7 +41,7 @@ def keys(tmp_path: Path) -> SigningKeys:
 
 
 def ours(keys: SigningKeys) -> JsonObject:
-    return Cards(load({}, {"A2A_PUBLIC_URL": URL}), 0, keys=keys).public
+    return Cards(load({}, {"A2A_PUBLIC_URL": URL}), 0, keys=keys).shown("hybrid")
 
 
 async def believed(card: JsonObject, keys: SigningKeys, proof: Proof | None = None) -> JsonObject:

@@ -15,6 +15,7 @@ from opencode_a2a.events import (
     Emitted,
     Failure,
     Finished,
+    Grew,
     Interrupted,
     JsonObject,
     Outcome,
@@ -32,6 +33,7 @@ from opencode_a2a.opencode.events import (
     PermissionAsked,
     SessionStatusChanged,
 )
+from opencode_a2a.opencode.heard import HeardTexts
 from opencode_a2a.opencode.reader import Reader, merged
 from opencode_a2a.opencode.translate import tool_changed
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
@@ -52,6 +54,9 @@ MOVES = st.lists(
         st.tuples(st.just("start"), st.just(0)),
         st.tuples(st.just("snapshot"), st.integers(-6, 12)),
         st.tuples(st.just("restart"), st.integers(0, 6)),
+        st.tuples(st.just("listen"), st.just(0)),
+        st.tuples(st.just("take over"), st.integers(0, 6)),
+        st.tuples(st.just("take over late"), st.integers(0, 6)),
     ),
     max_size=12,
 )
@@ -71,6 +76,8 @@ class Play:
     """Where the last loss ended. OpenCode sends events twice, but none from before a loss."""
     before_loss: int = 0
     """How much had been emitted at the last loss."""
+    listening: int | None = None
+    """Since when another replica has been listening. It loses nothing."""
 
     def __post_init__(self) -> None:
         self.reader = self._reader(None)
@@ -94,13 +101,37 @@ class Play:
                 self.emitted += self.reader.show_starting()
             case "restart":
                 self._lose(count)
-                emitted = Emitted()
-                for event in self.emitted:
-                    emitted.add(event)
-                self.reader = self._reader(emitted)
+                self.reader = self._reader(self._logged())
+            case "listen":
+                self.listening = self.at
+            case "take over":
+                # The owner was killed before it had stored the text that it emitted last.
+                while count and self.emitted and isinstance(self.emitted[-1], Grew):
+                    self.emitted.pop()
+                    count -= 1
+                self._take_over(self.at)
+            case "take over late":
+                # The owner had heard events that have not reached the other replica yet.
+                self._take_over(max(self.loss, self.at - count))
             case _:
                 self.since = min(max(self.at + count, self.since), len(events))
                 self.emitted += self.reader.reconcile(self.recording.states[self.since])
+
+    def _logged(self) -> Emitted:
+        emitted = Emitted()
+        for event in self.emitted:
+            emitted.add(event)
+        return emitted
+
+    def _take_over(self, at: int) -> None:
+        """Go on as a replica that has heard the events up to ``at``."""
+        self._lose(0)
+        heard = HeardTexts()
+        for event in self.recording.events[at if self.listening is None else self.listening : at]:
+            heard.hear(event)
+        self.reader = self._reader(self._logged())
+        self.loss = self.at = at
+        self.emitted += self.reader.feed(heard.of(self.recording.root))
 
     def _lose(self, count: int) -> None:
         self.at = min(self.at + count, len(self.recording.events))
@@ -256,6 +287,8 @@ ACCIDENTS: list[list[Move]] = [
     [("restart", 0), ("snapshot", 2)],
     [("snapshot", -3)],
     [("lose", 2), ("play", 3), ("snapshot", -1)],
+    [("take over", 2), ("play", 1), ("snapshot", 1)],
+    [("take over late", 2), ("snapshot", 0)],
 ]
 
 
@@ -265,8 +298,41 @@ def test_every_turn_obeys_the_law_wherever_it_breaks(turn: str) -> None:
         # Each accident at every second place: all of them everywhere would take too long.
         for accident in ACCIDENTS[at % 2 :: 2]:
             play = Play(TURNS[turn])
-            for move in [("play", at), *accident]:
+            for move in [("play", at // 2), ("listen", 0), ("play", at - at // 2), *accident]:
                 play.move(move)
+            play.end()
+            assert_law(play)
+
+
+HEARD = [turn for turn, stored in TURNS.items() if not (turn.startswith(OLDER) or stored.deleted)]
+"""The turns whose events have ids."""
+
+
+@pytest.mark.parametrize("turn", HEARD)
+def test_a_replica_that_was_listening_goes_on_with_the_text_at_once(turn: str) -> None:
+    """Whether it was since before the part began, or since the last piece that was stored."""
+    stored = TURNS[turn]
+    pieces = [place for place, event in enumerate(stored.events) if isinstance(event, PartDelta)]
+    for piece in pieces:
+        for since, taking in (
+            (0, ("take over", 0)),
+            (0, ("take over", 1)),
+            (0, ("take over late", 1)),
+            (piece, ("take over", 0)),
+            (piece, ("take over late", 1)),
+        ):
+            play, unbroken = Play(stored), Play(stored)
+            play.move(("play", since))
+            play.move(("listen", 0))
+            play.move(("play", piece + 1 - since))
+
+            play.move(taking)
+            play.move(("snapshot", 0))
+            play.move(("play", piece + 2 - play.at))
+            unbroken.move(("play", play.at))
+
+            for channel in Channel:
+                assert text(play.emitted, channel) == text(unbroken.emitted, channel)
             play.end()
             assert_law(play)
 

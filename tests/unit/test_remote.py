@@ -344,19 +344,17 @@ async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path
         log, row = await sides.task()
         await log.append([Started()])
         remote = await sides.remote.log(row)
-        changed = asyncio.create_task(remote.next_change(log.state.seq))
         asked = asyncio.create_task(remote.until_stopped(log.state.seq))
         drained = asyncio.create_task(remote.until_stopped(log.state.seq + 1))
         await asyncio.sleep(0)
 
         await log.append([asks(1)])
-        change, state = await changed, await asked
+        state = await asked
         sides.remote.stop_waiting()
         with pytest.raises(StreamEndedError) as ended:
             await drained
 
-        assert change is not None
-        assert (change.seq, state.status.state) == (3, State.INPUT_REQUIRED)
+        assert (state.seq, state.status.state) == (3, State.INPUT_REQUIRED)
         assert ended.value.data["cause"] == "drained"
         _, other = await sides.task("another")
         with pytest.raises(StreamEndedError):
@@ -378,7 +376,7 @@ async def test_what_a_reader_elsewhere_was_shown_is_told_to_the_one_who_runs_the
         await log.append([Started(), asks(1)])
 
         remote = await sides.remote.log(row)
-        unread = remote.seen_number, sides.remote.seen(Principal("alice"))
+        unread = remote.seen.newest, sides.remote.seen(Principal("alice"))
         LogReader(remote)  # is given the task as it is
         await heard(sides.database, "then")
 
@@ -476,11 +474,11 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
         sides.remote.logs[own.no].taken_over(own)
 
-        unread = own.seen_number
+        unread = own.seen.newest
         await own.append([Recovered("taken over"), asks(1)])
         await reading
 
-        assert (unread, own.seen_number) == (0, 1)
+        assert (unread, own.seen.newest) == (0, 1)
 
 
 async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) -> None:

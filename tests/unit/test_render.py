@@ -1,6 +1,7 @@
 """Tasks and entries on the wire, read back by the SDK's own types of each line."""
 
 import base64
+from dataclasses import replace
 from typing import cast
 
 import orjson
@@ -21,6 +22,7 @@ from opencode_a2a.events import (
     ChannelReplaced,
     DiffChanged,
     Failure,
+    FailureType,
     FileChange,
     Finished,
     Interrupted,
@@ -31,6 +33,7 @@ from opencode_a2a.events import (
     Question,
     QuestionOption,
     ReasoningGrew,
+    ResultGiven,
     Resumed,
     SessionBound,
     Started,
@@ -519,23 +522,16 @@ WITH_JSON = TaskRef(
 )
 
 
-def test_a_caller_that_takes_only_text_gets_data_as_sorted_json_and_no_files() -> None:
-    state, _ = run(*TURN, ref=TEXT_ONLY)
+def test_a_caller_that_takes_only_text_gets_neither_tool_calls_nor_the_diff() -> None:
+    state, entries = run(*TURN, ref=TEXT_ONLY)
 
     task = render.task(state)
 
     artifacts = cast(list[JsonObject], task["artifacts"])
-    assert artifacts[0]["parts"] == [
-        {
-            "text": '{"call_id":"call_1","input":{"command":"rm"},"output":"done",'
-            '"status":"completed","title":"Remove x","tool":"bash"}'
-        }
-    ]
-    assert at(artifacts[0], "metadata", "shared", "stream", "block_type") == "tool_call"
-    assert [list(cast(JsonObject, part)) for part in cast(list[Json], artifacts[1]["parts"])] == [
-        ["text"]
-    ]
-    assert [a["name"] for a in artifacts] == ["bash", "diff", "text"]
+    assert [a["name"] for a in artifacts] == ["text"]
+    told = [update for entry in entries if (update := render.update(entry, TEXT_ONLY))]
+    updates = [one for one in told if "artifactUpdate" in one]
+    assert {str(at(one, "artifactUpdate", "artifact", "name")) for one in updates} == {"text"}
     assert at(task, "metadata", "opencode", "output_negotiation") == {
         "accepted_output_modes": ["text/plain"]
     }
@@ -543,6 +539,49 @@ def test_a_caller_that_takes_only_text_gets_data_as_sorted_json_and_no_files() -
         {"text": "do it"},
         {"text": f"[{2**53 + 1}]", "metadata": {"a": 1}},
     ]
+
+
+def test_a_caller_that_takes_only_text_gets_an_answer_that_is_data_as_sorted_json() -> None:
+    state, _ = run(Started(), ResultGiven({"b": 1, "a": 2}), ref=TEXT_ONLY)
+
+    (result,) = cast(list[JsonObject], render.task(state)["artifacts"])
+
+    assert result["parts"] == [{"text": '{"a":2,"b":1}'}]
+
+
+def test_a_caller_that_takes_only_data_gets_the_answer_as_text_and_no_reasoning() -> None:
+    state, _ = run(*TURN, ref=replace(TEXT_ONLY, output_modes=("application/json",)))
+
+    artifacts = cast(list[JsonObject], render.task(state)["artifacts"])
+
+    assert [a["name"] for a in artifacts] == ["bash", "diff", "text"]
+    assert [next(iter(cast(JsonObject, at(a, "parts", 0)))) for a in artifacts] == [
+        "data",
+        "data",
+        "text",
+    ]
+
+
+def test_why_a_task_ended_without_an_answer_is_told_where_clients_look() -> None:
+    canceled = [Started(), Finished(Outcome.CANCELED)]
+    failure = Failure(FailureType.UPSTREAM_EXECUTION_ERROR, "No.")
+    failed = [Started(), Finished(Outcome.FAILED, failure=failure)]
+    text = TextGrew(MSG, "p", "half", opens=True)
+
+    def shown(*events: LogEvent) -> tuple[Json, list[str]]:
+        task = render.task(run(*events)[0])
+        artifacts = cast(list[JsonObject], task.get("artifacts", []))
+        said = at(task, "status", "message", "parts", 0, "text")
+        return said, [cast(str, at(a, "parts", 0, "text")) for a in artifacts]
+
+    # Clients that join all texts would show it twice; the others need it if there are artifacts.
+    assert shown(*canceled) == ("Canceled by the caller.", [])
+    assert shown(canceled[0], text, canceled[1]) == (
+        "Canceled by the caller.",
+        ["half", "Canceled by the caller."],
+    )
+    assert shown(*failed) == ("No.", [])
+    assert shown(failed[0], text, failed[1]) == ("No.", ["half", "No."])
 
 
 def test_negotiated_modes_are_told_with_every_event_and_data_stay_data_when_accepted() -> None:
@@ -592,7 +631,10 @@ def test_every_event_that_is_told_has_the_next_generation(
             SessionBound(SessionId("ses_1")),
             Started(),
             *events,
-            Added(Message("m3", "user", [Part("text", "and this")]), TurnRequest(())),
+            Added(
+                Message("m3", "user", [Part("text", "and this")]),
+                TurnRequest((), MessageId("msg_1")),
+            ),
             Recovered("restart"),
             Answered(Message("m2", "user", [Part("text", "once")])),
             *reader.finish(turn.states[-1]),

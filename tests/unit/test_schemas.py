@@ -64,7 +64,7 @@ def doubling(levels: int) -> dict[str, Any]:
         ({"type": "object", "properties": {"a": {"$ref": "#"}}}, ("properties", "a", "$ref")),
         ({"type": "object", "$dynamicRef": "#a"}, ("$dynamicRef",)),
         ({"type": "object", "description": "x" * MAX_BYTES}, ()),
-        (nested(40), ("properties", "a") * 32),
+        (nested(40), ("properties", "a") * 28),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused_with_the_place(

@@ -3,18 +3,29 @@
 import io
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from opencode_a2a.cli import live
-from opencode_a2a.cli.live import Blocks, LiveScreen, Prose, diff_text
+from opencode_a2a.cli.live import Blocks, LiveScreen, Prose, diff_text, print_question
+from opencode_a2a.cli.screen import task_table
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Part
-from opencode_a2a.peers.received import AnswerGrew, FileGiven, ThoughtGrew, ToolReported
-from opencode_a2a.printable import money, span, spent, tokens
+from opencode_a2a.peers.received import (
+    AnswerGrew,
+    FileGiven,
+    ReceivedStatus,
+    ReceivedTask,
+    ThoughtGrew,
+    ToolReported,
+)
+from opencode_a2a.printable import indented, money, span, spent, tokens
+from opencode_a2a.tasks.state import State
 
 EVIL = "a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee &#x202e;&#27;[2J [bold]f[/bold] :smile:"
 
@@ -91,6 +102,72 @@ def test_a_long_diff_is_cut_and_says_so() -> None:
 
     assert cut.splitlines()[-1] == "… 20 more lines; --full or /diff shows all"
     assert (len(cut.splitlines()), len(whole.splitlines())) == (41, 60)
+
+
+def test_a_line_that_looks_like_the_head_of_a_file_has_the_colour_of_its_change() -> None:
+    patch = "--- a.sql\n+++ a.sql\n@@ -1,1 +1,2 @@\n--- old\n+++ new\n+x\u202e\n--- b\n+++ b\n"
+
+    text = diff_text(patch, None)
+
+    found = [(text.plain[one.start : one.end].strip(), one.style) for one in text.spans]
+    assert found == [
+        ("--- a.sql", "bold"),
+        ("+++ a.sql", "bold"),
+        ("@@ -1,1 +1,2 @@", "cyan"),
+        ("--- old", "red"),
+        ("+++ new", "green"),
+        ("+x⟨U+202E⟩", "green"),
+        ("--- b", "bold"),
+        ("+++ b", "bold"),
+    ]
+
+
+def test_a_question_names_what_would_not_be_seen(shown: io.StringIO) -> None:
+    print_question("Command:\n    echo a\u202eb\x1b[2J" + " " * 50 + "id", None)
+
+    assert "echo a⟨U+202E⟩b⟨U+001B⟩[2J⟨50 spaces⟩id" in shown.getvalue()
+    assert indented("a\u200b\nb") == "  a⟨U+200B⟩\n  b"
+
+
+def test_a_deadline_is_told_by_the_clock_here(shown: io.StringIO) -> None:
+    then = datetime.now(UTC).replace(microsecond=0) + timedelta(days=2)
+    line = f"If nobody answers by {then:%Y-%m-%dT%H:%M:%S}.136Z, it is rejected."
+
+    print_question(f"Command:\n    {line}\n{line}", None)
+
+    here = then.astimezone()
+    text = " ".join(shown.getvalue().replace("│", " ").split())
+    assert f"If nobody answers by {here:%Y-%m-%d %H:%M}, it is rejected." in text
+    assert f"{then:%H:%M:%S}.136Z" in text  # what is asked for stays as it is
+
+
+@pytest.mark.parametrize("width", [46, 60, 100])
+def test_a_table_of_tasks_fits_the_screen(width: int) -> None:
+    about: JsonObject = {
+        "title": "a title that is long enough " * 4,
+        "created_at": "2026-01-01T10:00:00Z",
+    }
+    usage: JsonObject = {"usage": {"cost": 0.1234}}
+    task = ReceivedTask(
+        "0123456789abcdef",
+        "c",
+        ReceivedStatus(State.INPUT_REQUIRED, timestamp="2026-01-01T10:00:09Z"),
+        metadata={"opencode": about, "shared": usage},
+    )
+
+    lines = [click.unstyle(line) for line in task_table([task], width)]
+
+    assert max(map(len, lines)) <= width
+    assert ("COST" in lines[0]) is (width == 100)
+    assert lines[1].startswith("01234567")
+    assert lines[1].endswith("!")
+
+
+def test_a_tool_row_tells_the_field_that_the_tool_uses_beside_others() -> None:
+    given: JsonObject = {"command": "https://docs.example/", "url": "http://evil.example/"}
+    row = live.ToolRow(ToolReported("1", "webfetch", "running", None, {"input": given}), 0)
+
+    assert row.about == "https://docs.example/ · http://evil.example/"
 
 
 def test_figures_are_short() -> None:

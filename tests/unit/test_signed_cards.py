@@ -60,7 +60,12 @@ def forms(settings: Settings) -> list[JsonObject]:
     """Return every signed card: public and extended, pure and hybrid."""
     cards = cards_of(settings)
     pure = fetched(settings, **{"A2A-Version": "1.0"})
-    return [pure, fetched(settings), cards.extended(Version.V1), cards.hybrid]
+    return [
+        pure,
+        fetched(settings),
+        cards.extended(Version.V1),
+        cards.shown("hybrid", extended=True),
+    ]
 
 
 def accepted_by_the_sdk(settings: Settings, card: JsonObject) -> bool:
@@ -164,5 +169,5 @@ def test_nothing_is_signed_without_a_key_and_nothing_of_0_3(settings: Settings) 
     assert "signatures" not in fetched(settings, "/.well-known/agent.json")
     assert "signatures" not in cards_of(settings).extended(Version.V03)
     plain = Cards(load({}, {}), 0)
-    assert "signatures" not in plain.public
+    assert "signatures" not in plain.shown("hybrid")
     assert [route for route in plain.routes() if "jwks" in str(route)] == []

@@ -5,7 +5,7 @@ from typing import get_args
 
 import orjson
 import pytest
-from hypothesis import example, find, given
+from hypothesis import Phase, example, find, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.a2a import render
@@ -127,7 +127,10 @@ def test_numbers_have_no_gap_and_every_change_of_state_has_its_time(
 TRY_AGAIN = Answered(Message("m", "user", [Part("text", text="again")]))
 
 
-@given(st.lists(ANY_EVENT, max_size=12), st.sampled_from([None, ("text/plain",)]))
+MODES = (None, ("text/plain",), ("application/json",), ("text/plain", "text/x-diff"))
+
+
+@given(st.lists(ANY_EVENT, max_size=12), st.sampled_from(MODES))
 @example([Started(), Finished(Outcome.AUTH_REQUIRED), TRY_AGAIN], None)
 @example([Started(), Recovered("restart")], None)
 def test_what_readers_are_shown_and_what_the_status_says_agree(
@@ -177,7 +180,8 @@ def test_what_is_stored_is_read_back_equal(events: list[LogEvent]) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(LogEvent) if kind is not Unknown])
 def test_every_kind_of_event_can_be_read_back(kind: type[LogEvent]) -> None:
-    event = find(ANY_EVENT, lambda one: type(one) is kind)
+    any_will_do = settings(phases=[Phase.generate], max_examples=2000)
+    event = find(ANY_EVENT, lambda one: type(one) is kind, settings=any_will_do)
 
     assert load_entries(dump_entries([Entry(1, 7, event)])) == [(7, event)]
 
@@ -222,6 +226,7 @@ def test_an_archive_of_an_earlier_version_is_read() -> None:
 MESSAGE = Message("m", "user", [Part("text", text="go on")])
 REQUEST = TurnRequest(
     (PromptPart("hello"),),
+    MessageId("msg_1"),
     Routing(model=ModelRef("p", "m"), rights=Rights("ask"), plan=True),
     rights=Rights("deny", waits=False),
 )

@@ -110,6 +110,15 @@ async def test_files_that_change_are_noticed_and_a_bad_pair_is_not_taken(
         assert served.expires == before
         shutil.copy(newer_key, key)
         await until(200)
+        # One that has expired is of no use, as long as the present one has not.
+        late, late_key = authority.issue("three", days=-1)
+        with capture_logs() as records:
+            shutil.copy(late_key, key)
+            shutil.copy(late, certificate)
+            async with asyncio.timeout(60):
+                while not any("expired at" in one.get("cause", "") for one in records):  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.01)
+        await until(200)
     finally:
         watching.cancel()
         await asyncio.wait([watching])

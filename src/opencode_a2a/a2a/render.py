@@ -7,6 +7,7 @@ interrupts, errors) are for clients that know this service; nobody needs them to
 
 import base64
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from typing import assert_never
@@ -36,6 +37,7 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
+from opencode_a2a.ids import Principal
 from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, Part
 from opencode_a2a.store.webhooks import HookRow
@@ -50,7 +52,7 @@ from opencode_a2a.tasks.state import (
     TaskState,
     Unknown,
 )
-from opencode_a2a.turns.answers import groups
+from opencode_a2a.turns.answers import Scope, groups
 
 _PLACES: dict[Channel | type[ArtifactEvent], int] = {
     kind: place
@@ -59,6 +61,7 @@ _PLACES: dict[Channel | type[ArtifactEvent], int] = {
     )
 }
 """The order of the last artifacts of a task; all others, such as tool calls, come before them."""
+CANCELED = "Canceled by the caller."
 StatusEvent = SessionBound | Started | Progressed | Interrupted | Resumed | Finished | Recovered
 """Events that clients see as a status update."""
 
@@ -69,13 +72,17 @@ def task(
     *,
     artifacts: bool = True,
     streamed: bool = False,
+    reader: Principal | None = None,
 ) -> JsonObject:
     """Return the current Task; ``streamed`` if updates of it follow.
 
+    A ``reader`` who is not its principal, hence a supervisor, is told whose it is.
+
     Clients look for the agent's words in different places: the status message, the first or the
-    last artifact, or all artifacts (docs/compatibility.md). So the answer is both the last artifact
-    and the status message of a completed task, and a question or the reason of a failure is also
-    the last artifact. A stream does without the repetition, because its clients show every text.
+    last artifact, or all artifacts (docs/compatibility.md). So the answer is the last artifact, and
+    the status message too if there are other artifacts; a question, or why a task ended without an
+    answer, is the status message, and the last artifact too if there are others. Without others
+    nothing is repeated, and in a stream neither: clients that join all texts show them once.
     """
     ref, status = state.ref, state.status
     shared = _shared(status)
@@ -85,6 +92,7 @@ def task(
         model=status.model,
         agent=status.agent,
         directory=status.directory,
+        principal=ref.principal if reader not in (None, ref.principal) else None,
     )
     rendered: JsonObject = {
         "id": ref.id,
@@ -104,12 +112,18 @@ def task(
         placed.sort(key=itemgetter(0))
         shown: list[Json] = [artifact for _, artifact in placed if artifact]
         running, plan = state.channels.get(Channel.TEXT), state.channels.get(Channel.PLAN)
-        answer = running and running.text
+        answer, repeated = running and running.text, len(shown) > 1
         if isinstance(result := state.artifacts.get(ResultGiven.artifact), ResultGiven):
-            answer = orjson.dumps(result.data).decode()
-        if status.state is State.COMPLETED and answer is not None:
-            rendered_status["message"] = _agent_message(ref, "answer", answer)
-        elif not streamed and (status.pending or status.failure) and (notice := _notice(status)):
+            answer, repeated = orjson.dumps(result.data).decode(), True
+        if status.state is State.COMPLETED:
+            if answer is not None and repeated:
+                rendered_status["message"] = _agent_message(ref, "answer", answer)
+        elif (
+            not streamed
+            and shown
+            and (status.pending or status.state.terminal)
+            and (notice := _notice(status))
+        ):
             name, text = notice
             shown.append(_notice_artifact(ref, text))
             if status.plan is not None and plan is not None:
@@ -233,8 +247,11 @@ def cursor(seq: int, state: TaskState) -> bytes:
     return str(Cursor(seq, bisect_right(state.epochs, seq))).encode()
 
 
-def interrupt(event: Interrupted) -> JsonObject:
-    """Return a pending request as ``metadata.shared.interrupt`` shows it."""
+def interrupt(event: Interrupted, scopes: Sequence[Scope] = ("task", "context")) -> JsonObject:
+    """Return a pending request as ``metadata.shared.interrupt`` shows it.
+
+    ``scopes`` are those for which whoever asked for the work may give a permission.
+    """
     tool = compact(call_id=event.call_id, name=event.tool, input=event.tool_input) or None
     origin: JsonObject | None = None
     if event.origin is not None:
@@ -243,7 +260,7 @@ def interrupt(event: Interrupted) -> JsonObject:
         details = compact(
             replies=["once", *(["always"] if event.allows_always else []), "reject"],
             # A wider grant is offered only if OpenCode says what else it could allow.
-            scopes=["task", "context"] if event.always else None,
+            scopes=[*scopes] if event.always and scopes else None,
             origin=origin,
             permission=event.permission,
             patterns=[*event.patterns],
@@ -407,12 +424,14 @@ def _agent_message(ref: TaskRef, name: str, text: str) -> JsonObject | None:
 
 
 def _notice(status: Status) -> tuple[str, str] | None:
-    """Return what the agent asks or waits for, or why it failed: a name and a text."""
+    """Return what the agent asks or waits for, or why it did not finish: a name and a text."""
     if status.pending:
         requests = "+".join(asked.request_id for asked in status.pending)
         return f"prompt:{requests}", interrupt_text(status.pending)
     if status.failure is not None:
         return f"{status.state.value}:{status.at}", status.failure.message
+    if status.state is State.CANCELED:
+        return f"{status.state.value}:{status.at}", CANCELED
     if (queued := status.queued) is not None:
         text = f"{'. '.join(filter(None, (queued.title, queued.reason)))}."
         return f"queue:{queued.status}:{queued.part_id}", text
@@ -522,7 +541,9 @@ def _artifact(event: ArtifactEvent, ref: TaskRef, seq: int | None = None) -> Jso
             content = [Part("data", data=event.data, media_type="application/json")]
         case _:
             assert_never(event)
-    if not (parts := _parts(content, ref.output_modes)):
+    # See TaskRef.visible. An answer that is data is text for callers that accept no data.
+    parts = _parts(content, ref.output_modes, converts=isinstance(event, ResultGiven))
+    if not parts:
         return None
     return {
         "artifactId": f"{ref.id}:{where}",
@@ -543,8 +564,13 @@ def _notice_artifact(ref: TaskRef, text: str) -> JsonObject:
     }
 
 
-def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
-    """Return the parts that the caller accepts; data that it does not accept becomes text."""
+def _parts(
+    parts: list[Part], modes: tuple[str, ...] | None, *, converts: bool = True
+) -> list[Json]:
+    """Return the parts that the caller accepts, and plain text, which nobody does without.
+
+    With ``converts``, data that the caller does not accept becomes text.
+    """
     if modes is None:
         return [part(sent) for sent in parts]
     fitted: list[Json] = []
@@ -556,9 +582,9 @@ def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
                 media_type = sent.media_type or "text/plain"
             case _:
                 media_type = sent.media_type or "application/octet-stream"
-        if accepts(modes, media_type):
+        if media_type == "text/plain" or accepts(modes, media_type):
             fitted.append(part(sent))
-        elif sent.kind == "data":
+        elif sent.kind == "data" and converts:
             text = orjson.dumps(sent.data, option=orjson.OPT_SORT_KEYS).decode()
             fitted.append(part(Part("text", text=text, metadata=sent.metadata)))
     return fitted

@@ -1,17 +1,20 @@
 """The text that asks a person for an answer.
 
 ``render`` puts it into the status message of an input-required task, so that a client that does not
-know our metadata can show it and send the answer as a plain message.
+know our metadata can show it and send the answer as a plain message. What would be approved comes
+from OpenCode's record of the request first, and whatever the agent wrote is indented, so that none
+of its lines can be mistaken for one of ours.
 """
+
+from collections.abc import Iterable, Iterator
 
 import orjson
 
 from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json
+from opencode_a2a.printable import visible
 from opencode_a2a.turns.answers import accepted, groups
 
-_LONGEST = 4000
-"""Characters of a command, a patch or the like that are shown."""
 _TITLES = {
     "bash": "run a command",
     "edit": "change a file",
@@ -22,7 +25,13 @@ _TITLES = {
     "task": "start a sub-agent",
     "doom_loop": "repeat the same tool call once more",
 }
-_SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "Purpose"}
+_SHOWN = {"command": "Command", "url": "URL", "diff": "Change"}
+_IN_DIFF = {"filePath", "oldString", "newString", "replaceAll", "content", "edits", "patchText"}
+"""Fields of the tools that change files, whose effect the patch shows."""
+_ROOM = 400
+"""Characters of what a broader answer allows for which the sentence about answers has room."""
+_SAYING = {"bash", "shell", "task"}
+"""Tools whose ``description`` is what the agent says about the call."""
 
 
 def interrupt_text(pending: tuple[Interrupted, ...]) -> str:
@@ -47,18 +56,11 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
     first, asked, times = group[0], group[-1], len(group)
     name = f"Request {asked.number}: " if asked.number else f"{asked.request_id}: "
     if asked.type == "permission":
-        use = asked.permission or asked.tool or "something"
+        use = _line(asked.permission or asked.tool or "something")
         repeated = f", {times} times" if times > 1 else ""
         action = _TITLES.get(use, f"use {use}")
         lines = [f"{name}OpenCode asks for permission to {action} ({use}){repeated}."]
-        shown = [(label, asked.metadata.get(key)) for key, label in _SHOWN.items()]
-        lines += [_block(label, value) for label, value in shown if value]
-        if asked.patterns and asked.patterns != ["*"]:
-            lines.append("For: " + _short(", ".join(asked.patterns)))
-        if asked.tool_input and not any(value for _, value in shown):
-            lines.append(_block(f"Input of {asked.tool or use}", asked.tool_input))
-        if asked.always and asked.allows_always:
-            lines.append("Always would mean: " + _short(", ".join(asked.always)))
+        lines += _permission(asked)
     elif asked.type == "plan":
         lines = [f"{name}OpenCode asks whether to carry out the plan. Nothing was changed so far."]
     else:
@@ -67,24 +69,74 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
         lines = [f"{name}OpenCode {asks}"]
         for number, question in enumerate(asked.questions, 1):
             label = f"Question {number}: " if many else ""
-            lines.append(f"{label}{question.question or question.header}")
+            lines.append(label + _hanging(question.question or question.header))
             for place, option in enumerate(question.options, 1):
                 detail = f" - {option.description}" if option.description else ""
-                lines.append(f"  {place}. {option.label}{detail}")
-    lines += ["", accepted(asked)]
+                lines.append(f"  {place}. {_hanging(option.label + detail)}")
+    lines += ["", visible(accepted(asked))]
     if first.expires_at is not None:
         then = asked.default or "the request is rejected"
         lines.append(f"If nobody answers by {timestamp(first.expires_at)}, {then}.")
     return "\n".join(lines)
 
 
+def _permission(asked: Interrupted) -> Iterator[str]:
+    """Yield what would be allowed, all of it."""
+    record, given = asked.metadata, asked.tool_input or {}
+    for key, label in _SHOWN.items():
+        if record.get(key):
+            yield _block(label, record[key])
+    rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
+    match record:
+        case {"diff": str(), "files": [*files]}:
+            rest = [one for one in rest if one[0] not in {"files", "filepath"}]
+            told = (one for one in files if isinstance(one, dict))
+            rest += [("file", {k: v for k, v in one.items() if k != "patch"}) for one in told]
+        case {"diff": str()}:
+            rest = [one for one in rest if one[0] != "filepath"]  # the patch begins with it
+        case _:
+            pass
+    if rest:
+        yield _fields("OpenCode's record", rest)
+    if asked.patterns and asked.patterns != ["*"]:
+        yield "For: " + ", ".join(map(_line, asked.patterns))
+    covered = {key.lower(): value for key, value in record.items()}
+    rest = [
+        (key, value)
+        for key, value in given.items()
+        if covered.get(key.lower()) != value
+        and not (key in _IN_DIFF and "diff" in record)
+        and not (key == "description" and asked.tool in _SAYING)
+    ]
+    if rest:
+        yield _fields(f"Input of {_line(asked.tool or asked.permission or 'the tool')}", rest)
+    said = given.get("description") if asked.tool in _SAYING else None
+    if words := record.get("description") or said:
+        yield _block("The agent says", words)
+    wider = ", ".join(map(_line, asked.always))
+    if wider and asked.allows_always:
+        yield f"Always would mean: {wider}"
+    elif len(wider) > _ROOM:
+        yield f'"yes for this task" would mean: {wider}'
+
+
+def _line(text: str) -> str:
+    return visible(text).replace("\n", "⟨U+000A⟩")
+
+
+def _hanging(text: str) -> str:
+    return visible(text).strip().replace("\n", "\n    ")
+
+
+def _fields(label: str, fields: Iterable[tuple[str, Json]]) -> str:
+    shown = (f"    {_line(key)}: {_text(value, 8)}" for key, value in fields)
+    return "\n".join([f"{label}:", *shown])
+
+
 def _block(label: str, value: Json) -> str:
+    return f"{label}:\n    {_text(value, 4)}"
+
+
+def _text(value: Json, indent: int) -> str:
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    indented = "\n".join(f"    {line}" for line in _short(text).splitlines())
-    return f"{label}:\n{indented}"
-
-
-def _short(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}\n[{len(text) - _LONGEST} more characters, see the metadata]"
+    return visible(text).removesuffix("\n").replace("\n", "\n" + " " * indent)

@@ -32,6 +32,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
 
 from opencode_a2a.errors import InvalidParamsError, VersionNotSupportedError
 from opencode_a2a.events import Json, JsonObject
@@ -54,6 +55,8 @@ M = TypeVar("M", bound=BaseModel)
 # --- versions ---------------------------------------------------------------------------------
 
 VERSION_HEADER = "A2A-Version"
+HOPS_HEADER = "A2A-Hops"
+"""The number of agents that a message went through; each agent adds one when it calls another."""
 DEFAULT_VERSION = "default_version"
 """Key in the scope of a request: the version that applies if the request names none."""
 _VERSION = re.compile(r"(\d{1,4}\.\d{1,4})(?:\.\d{1,9})?")
@@ -239,6 +242,14 @@ def _identifier(value: str) -> str:
     if not value.isprintable():
         raise wrong("must not hold control characters")
     return value
+
+
+def checked_id(field: str, value: str) -> str:
+    """Return an id that did not come as a param, or raise InvalidParamsError."""
+    try:
+        return _identifier(value)
+    except PydanticCustomError as error:
+        raise InvalidParamsError.of(field, error.message()) from None
 
 
 def _config_id(value: str | None) -> str | None:

@@ -5,28 +5,32 @@ coroutine; the service ends if one of them fails (``Service.beside``).
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import structlog
 
 from opencode_a2a.config import Settings, UpstreamEntry
-from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.errors import StoreUnavailableError, UpstreamError
+from opencode_a2a.messages import MessageIds
+from opencode_a2a.opencode.connect import Connection
+from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.upstream import upstream, withheld
-from opencode_a2a.server.push import WebhookSender
+from opencode_a2a.opencode.upstream import HEALTH_SECONDS, upstream, withheld
+from opencode_a2a.push.loop import Deliveries
+from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import SigningKey
+from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import ConnectionOptions, DatabaseError, Replica
+from opencode_a2a.store.engine import ConnectionOptions, Replica
 from opencode_a2a.tasks.log import LogWriter
-from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.ownership import Ownership, RunBeside
-from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import sweep
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
@@ -39,7 +43,7 @@ logger = structlog.get_logger(__name__)
 FEED_SILENCE_SECONDS = 35.0
 """Longer than the pause between OpenCode's heartbeats: 10 s, before 1.4 30 s."""
 
-OfferTools = Callable[[OpenCode], Tools]
+OfferTools = Callable[[Driver], Tools]
 """Offers an OpenCode the tools for asking other agents."""
 
 
@@ -49,9 +53,10 @@ class Parts:
     workspace: WorkspaceRoot
     fleet: Fleet
     sender: WebhookSender
-    outbox: Outbox
+    webhooks: Webhooks
     tasks: TaskService
     ownership: Ownership
+    new_message_id: MessageIds
 
     async def store_and_hand_over(self, grace: float) -> None:
         """Store what is not stored yet, and hand the tasks over to other replicas.
@@ -87,6 +92,11 @@ async def start_parts(
     database = await stack.enter_async_context(Database(settings.database_url, replica, options))
     await run(database.keep_lease(), "database")
     await run(database.listen(), "listener")
+    try:
+        secret = await database.write(callers.shared_secret, os.urandom(32))
+    except StoreUnavailableError:
+        raise database.went_away from None
+    new_message_id = MessageIds(secret)
 
     # Every OpenCode: found, or started and adopted, but not followed yet.
     allow_override = settings.a2a.allow_directory_override
@@ -98,35 +108,34 @@ async def start_parts(
     ]
     fleet = Fleet(members, database, settings.opencode.upstream_lost_seconds)
 
-    # Tasks, their logs, and the webhooks that read these.
+    # Tasks, their logs, and their webhooks.
     sender = WebhookSender(settings.push, settings.public_url, key)
     stack.push_async_callback(sender.aclose)
-    writer, outbox = LogWriter(database), Outbox(database, settings.push, sender)
-    readers: list[DurableReader] = [outbox]
-    tasks = TaskService(database, writer, fleet, settings.limits, outbox, readers)
+    writer, webhooks = LogWriter(database), Webhooks(database, settings.push)
+    tasks = TaskService(database, writer, fleet, settings.limits, webhooks)
+    deliveries = Deliveries(database, writer, tasks.open, settings.push, sender)
     await run(writer.run(), "writer")
     await run(tasks.remote_logs.run(), "remote logs")
-    ownership = Ownership(database, writer, fleet, tasks.open, readers, beside)
-    parts = Parts(database, workspace, fleet, sender, outbox, tasks, ownership)
-    # To be read from below: first errands and webhooks are stopped, then the tasks are stored and
-    # handed over to other replicas, and at last the OpenCodes are given up.
+    ownership = Ownership(database, writer, fleet, tasks.open, beside, new_message_id.made)
+    parts = Parts(database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id)
+    # To be read from below: first errands are stopped, then the tasks are stored and handed over to
+    # other replicas, and at last the OpenCodes are given up.
     stack.push_async_callback(ownership.close)
     stack.push_async_callback(parts.store_and_hand_over, settings.a2a.shutdown_grace_seconds)
     streams.on_drain.append(tasks.open.stop_waiting)
-    for reader in readers:
-        stack.push_async_callback(reader.close)
     stack.push_async_callback(ownership.close_errands)
 
     # Take the OpenCodes: from here on their events are followed, and their tasks recovered.
     try:
         await ownership.start()
     except StoreUnavailableError:
-        text = "went away during the start; check that it runs, and start again"
-        raise DatabaseError(f"{database.name} {text}") from None
+        raise database.went_away from None
+
+    await run(deliveries.run(), "webhooks")
 
     # What looks after the database, the replicas and the OpenCodes from time to time.
     retention = settings.tasks.task_retention_days * 86_400.0
-    await run(sweep(database, retention, readers), "sweep")
+    await run(sweep(database, retention, webhooks.unread()), "sweep")
     await run(ownership.run(), "replica")
     await run(ownership.end_streams_without_lease(), "lease")
     await run(fleet.watch(tasks.open.lose), "watch")
@@ -147,8 +156,8 @@ async def _start_member(
     ``settings`` are its own. It is offered the tools for other agents if it can reach them.
     """
     behind = await stack.enter_async_context(upstream(settings, hidden))
-    opencode = await stack.enter_async_context(
-        OpenCode(
+    connection = await stack.enter_async_context(
+        Connection(
             behind.url,
             username=behind.username,
             password=behind.password,
@@ -156,11 +165,17 @@ async def _start_member(
             max_concurrent_requests=settings.opencode.max_concurrent_requests,
         )
     )
+    with suppress(UpstreamError):  # said when it is examined
+        await connection.choose(seconds=HEALTH_SECONDS)
+    opencode = connection.driver
     if database.replica is not None:
         opencode.before_change = database.wait_for_lease
 
+    # With several replicas it is heard all the time, whoever runs its turns.
+    keeps = database.replica is not None
+    feed = Feed(opencode.events, opencode.decoder, silence=FEED_SILENCE_SECONDS, keeps_texts=keeps)
+
     def make() -> tuple[SharedTurns, Errands]:
-        feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
         claim = settings.tasks.pending_session_claim_ttl_seconds
         sessions = Sessions(database, opencode, workspace, claim, entry.name)
         interrupts = SharedInterrupts(database, opencode, settings)

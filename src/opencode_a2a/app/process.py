@@ -1,18 +1,26 @@
 """The service as a process: on a socket, until a signal, with an exit status."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from urllib.parse import urlsplit
 
 from opencode_a2a import telemetry
-from opencode_a2a.announcement import announced
+from opencode_a2a.announcement import announced, running
 from opencode_a2a.app.service import Service
 from opencode_a2a.config import Settings, SettingsError, StateError, import_hint
-from opencode_a2a.opencode.process import OpenCodeStartError, UnsupportedOpenCodeError
+from opencode_a2a.notify import ServiceManager
+from opencode_a2a.opencode.process import (
+    OpenCodeMissingError,
+    OpenCodeStartError,
+    UnsupportedOpenCodeError,
+)
+from opencode_a2a.printable import program
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.web.auth import check_state
@@ -39,7 +47,12 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
         listeners = bind(settings.a2a.host, settings.a2a.port)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(settings, listeners, ready, tls))
-    except (SettingsError, StateError, UnsupportedOpenCodeError) as error:
+    except (
+        SettingsError,
+        StateError,
+        OpenCodeMissingError,
+        UnsupportedOpenCodeError,
+    ) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 2
     except EarlierDatabaseError as error:
@@ -48,7 +61,18 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
     except DatabaseError as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return error.status
-    except (BindError, OpenCodeStartError) as error:
+    except BindError as error:
+        services = running(settings.a2a.state_dir)
+        ours = [one.url for one in services if urlsplit(one.url).port == settings.a2a.port]
+        there = (
+            f"your service runs at {ours[0]} already; `{program()} console` opens it, "
+            "and --port starts another one beside it"
+            if ours
+            else error
+        )
+        print(f"opencode-a2a: {there}", file=sys.stderr)
+        return 1
+    except OpenCodeStartError as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 1
     finally:
@@ -63,6 +87,7 @@ async def _serve(
     tls: ServerTls | None,
 ) -> int:
     service, began = Service(settings, tls), time.monotonic()
+    manager = ServiceManager(os.environ)
     runner = server(
         service.entrance,
         settings.a2a.host,
@@ -77,14 +102,18 @@ async def _serve(
         await runner.listening.wait()
         seconds = round(time.monotonic() - began, 3)
         telemetry.OPERATOR.info("started", seconds=seconds, **service.report.started())
+        # OpenCode has been found or started by now, or it is known why not.
+        manager.ready(f"Serving at {settings.public_url}")
         if facts := await service.report.opencode_answers():
             telemetry.OPERATOR.info("opencode answers", **facts)
         if ready is not None:
             await asyncio.to_thread(ready)
 
     def reread() -> None:
+        manager.reloading()
         if tls is not None:
             tls.look()
+        manager.ready(f"Serving at {settings.public_url}")
         # Nothing to do for the audit file, which is looked at before every record: with one,
         # SIGHUP after a rotation must not end the service.
 
@@ -101,9 +130,10 @@ async def _serve(
                     stack.enter_context(
                         announced(settings.a2a.state_dir, url, accepts_token=generated)
                     )
-                announcing = asyncio.create_task(announce())
-                stack.callback(announcing.cancel)
+                for work in (announce(), manager.keep_alive()):
+                    stack.callback(asyncio.create_task(work).cancel)
                 await runner.serve(listeners)
+                manager.stopping()
                 open_tasks = await service.report.stopping(keep=signal.SIGHUP not in received)
                 with suppress(OSError):  # the terminal may be gone
                     telemetry.OPERATOR.info("stopping", **open_tasks)

@@ -10,13 +10,23 @@ import structlog
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.app.parts import Parts
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings, show
 from opencode_a2a.databases import database_file
 from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller
-from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.upstream import HEALTH_SECONDS, check_directory, facts, trouble
+from opencode_a2a.opencode.connect import Connection, examine
+from opencode_a2a.opencode.driver import Location
+from opencode_a2a.opencode.process import UnsupportedOpenCodeError
+from opencode_a2a.opencode.upstream import (
+    HEALTH_SECONDS,
+    Trouble,
+    check_directory,
+    facts,
+    trouble,
+)
+from opencode_a2a.opencode.withholding import not_withheld
 from opencode_a2a.printable import program
 from opencode_a2a.server.contracts import spoken_versions
 from opencode_a2a.server.sse import Streams
@@ -46,20 +56,32 @@ class ServiceReport:
     # At the start and at the end
 
     async def examine_opencodes(self) -> None:
-        """Find out why no OpenCode can be used; if only some cannot, log that."""
-        members, problems = [*self._fleet.members.values()], list[str]()
+        """Find out why no OpenCode can be used; if only some cannot, log that.
+
+        Raise UnsupportedOpenCodeError if a person has to act before any can be used.
+        """
+        members, troubles = [*self._fleet.members.values()], list[Trouble]()
         for member in members:
             turns = member.turns
             if member.upstream.managed is None:
-                problem = await trouble(turns.opencode, turns.settings)
-                if problem is None:
+                found = await trouble(turns.opencode, turns.settings)
+                if found is None:
                     await check_directory(turns.opencode, turns.settings)
                     continue
-                problems.append(problem)
+                troubles.append(found)
                 if len(members) > 1:
-                    logger.warning("OpenCode cannot be used", upstream=member.name, cause=problem)
-        if len(problems) == len(members):
-            self._trouble = problems[0]
+                    cause = found.sentence
+                    logger.warning("OpenCode cannot be used", upstream=member.name, cause=cause)
+        if len(troubles) == len(members):
+            if all(one.lasting for one in troubles):
+                raise UnsupportedOpenCodeError(troubles[0].sentence)
+            self._trouble = troubles[0].sentence
+
+    def longest_wait(self) -> float:
+        """Return for how many seconds the oldest task that waits for a person has been waiting."""
+        states = [task.log.state.status for task in self._tasks.open.all()]
+        since = min((one.at for one in states if one.state.interrupted), default=None)
+        return (now_ms() - since) / 1000 if since is not None else 0.0
 
     def started(self) -> dict[str, object]:
         """Return what runs here and where it is, for the record of the start."""
@@ -91,6 +113,15 @@ class ServiceReport:
         """Return the model of OpenCode, and what it does unasked; OpenCode may take a while."""
         if self._trouble is not None:
             return None
+        for member in self._fleet.members.values():
+            if member.upstream.managed is None:
+                at, known = Location.of(member.turns.settings.workspace), member.upstream.password
+                why = await not_withheld(member.turns.opencode, at, password=bool(known))
+                if why is not None:
+                    where = telemetry.mask_url(member.upstream.url)
+                    logger.warning(
+                        f"the agent of OpenCode at {where} may answer its own permissions: {why}"
+                    )
         turns, settings = self._fleet.first.turns, self._settings
         found = await facts(turns.opencode, turns.settings)
         can_ask = {"demo": settings.a2a.demo, "can_ask": settings.opencode.managed_server}
@@ -121,16 +152,25 @@ class ServiceReport:
             managed = member.upstream.managed
             if managed is None:
                 continue
+            if asked and managed.ends_with_us:
+                notes.append(
+                    "OpenCode ends with this container, and so does what it asks: the tasks that "
+                    "wait will fail. To keep them next time, run OpenCode in a container of its "
+                    "own, with `opencode-a2a opencode`."
+                )
+                continue
             if not (keep and managed.keepable and asked):
                 notes += ["OpenCode is stopped; its turns end as failed."] if own else []
                 continue
             managed.keep = True
             unwatched = {status.session_id for status in own} | member.errands.working()
-            async with OpenCode(managed.url, password=managed.password) as opencode:
+            async with Connection(managed.url, password=managed.password) as connection:
+                with suppress(UpstreamError):
+                    await connection.choose()
                 for session_id in filter(None, unwatched - asked):
                     with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
                         async with asyncio.timeout(HEALTH_SECONDS):
-                            await opencode.abort_session(session_id)
+                            await connection.driver.abort_session(session_id)
             notes.append(
                 f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the next "
                 f"start takes it over. To end it instead: kill {managed.pid}"
@@ -141,16 +181,18 @@ class ServiceReport:
 
     async def check_opencode(self) -> None:
         """Raise unless an OpenCode answers. One is enough: new tasks start there."""
-        failures: list[ServiceError | TimeoutError] = []
+        failures: list[str] = []
         for member in self._fleet.members.values():
-            try:
-                async with asyncio.timeout(HEALTH_SECONDS):
-                    await member.turns.opencode.health()
+            opencode = member.turns.opencode
+            _, why = await examine(
+                opencode.answer, password=opencode.has_password, seconds=HEALTH_SECONDS
+            )
+            if why is None:
                 return
-            except (ServiceError, TimeoutError) as error:
-                failures.append(error)
+            # A managed one that is away is started again by this program itself.
+            failures.append(str(why) if member.upstream.managed is None else why.what)
         if not self._fleet.census.any_up:  # otherwise another replica can start tasks
-            raise failures[0]
+            raise UpstreamError(f"OpenCode cannot be used: {failures[0]}")
 
     async def health(self, caller: Caller) -> JsonObject:
         """Return the body of ``/health`` for a caller."""

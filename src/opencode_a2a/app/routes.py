@@ -9,7 +9,7 @@ from opencode_a2a.config import Settings
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
-from opencode_a2a.opencode.client import Location
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.server.card import Cards, OpenCodeSkill
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
@@ -31,7 +31,7 @@ def protocol_routes(
         fleet=parts.fleet,
         workspace=parts.workspace,
         tasks=parts.tasks,
-        outbox=parts.outbox,
+        webhooks=parts.webhooks,
         defaults=settings.opencode,
         fetch=fetch,
     )
@@ -47,13 +47,16 @@ def protocol_routes(
         ]
 
     cards = Cards(settings, now_ms(), agents, keys)
-    operations = Operations(parts.tasks, cards, fetch, parts.outbox, parts.sender)
+    operations = Operations(
+        parts.tasks, cards, fetch, parts.webhooks, parts.sender, parts.new_message_id
+    )
     options = BindingOptions(
         Version(settings.a2a.protocol_version),
         settings.stream,
         streams,
         EXTENSION_NAMES,
         spoken_versions(settings),
+        settings.a2a.context_header,
     )
     return [
         RpcBinding(operations, methods, options).route(),

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.routing import Router
 
+from opencode_a2a import metrics
 from opencode_a2a.app.parts import OfferTools, start_parts
 from opencode_a2a.app.report import ServiceReport
 from opencode_a2a.app.routes import protocol_routes
 from opencode_a2a.config import Settings
+from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.types import McpServer
-from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.engine import DatabaseError
@@ -30,11 +31,12 @@ from opencode_a2a.turns.tools import Tools
 from opencode_a2a.web.auth import accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
 from opencode_a2a.web.edge import Entrance, RequestRates, edge
-from opencode_a2a.web.observe import Readiness, pages
-from opencode_a2a.web.server import listening_here
+from opencode_a2a.web.observe import Busyness, Readiness, pages
+from opencode_a2a.web.server import collect_garbage, listening_here
 from opencode_a2a.web.tls import ServerTls
 
 if TYPE_CHECKING:
+    from opencode_a2a.peers.tool import PeerTool
     from opencode_a2a.web.oidc import Issuer
 
 logger = structlog.get_logger(__name__)
@@ -55,7 +57,9 @@ class Service:
         self.tool: PeerTool | None = None
         """The tool by which OpenCode's model asks other agents, if it is offered."""
         if settings.offers_peers and settings.opencode_is_here:
-            self.tool = PeerTool(settings)
+            from opencode_a2a.peers import tool as peer_tool  # not for most services
+
+            self.tool = peer_tool.PeerTool(settings)
         self.issuer: Issuer | None = None
         """The identity provider whose tokens are accepted, if one is configured."""
         if settings.oidc.issuer is not None:
@@ -88,6 +92,7 @@ class Service:
                 await stack.enter_async_context(self.beside(work, name))
 
             # What needs no other part: certificates, identity provider, tool for other agents.
+            await run(collect_garbage(), "memory")
             if self.tls is not None:
                 await run(self.tls.watch(), "certificate")
             if issuer is not None:
@@ -101,7 +106,7 @@ class Service:
                     url = await stack.enter_async_context(listening_here(tool.server))
                 offered = McpServer.model_validate(tool.server.config(url))
                 offer_tools = partial(
-                    Tools, name=SERVER, server=offered, calling_turns=tool.calling_turns
+                    Tools, name=tool.name, server=offered, calling_turns=tool.calling_turns
                 )
 
             # The parts that do the work. The mailbox takes calls of other replicas as soon as
@@ -120,14 +125,19 @@ class Service:
                 await issuer.tried.wait()  # its keys were asked for at the beginning
                 checks["issuer"] = issuer.check
             figures = settings.a2a.metrics_enabled
-            about = pages(Readiness(checks), self._report.health, figures=figures)
+            metrics.WAITING_OLDEST.set_function(self._report.longest_wait)
+            busyness = Busyness(lambda: sum(parts.fleet.tasks.values()))
+            about = pages(Readiness(checks), busyness, self._report.health, figures=figures)
 
             # All routes, inside the layers of the edge, whose state replicas share.
             several = database.replica is not None
             credentials = accepted_credentials(settings, self.token_file)
             records = SharedRecords(database) if several else StateRecords(settings.a2a.state_dir)
             sign_ins, requests = SignIns(credentials, records), RequestRates(settings.limits)
-            await sign_ins.start()
+            try:
+                await sign_ins.start()
+            except StoreUnavailableError:
+                raise database.went_away from None
             if several:
                 await run(sign_ins.run(), "sign-ins")
             if several and settings.limits.rate_limit_enabled:

@@ -7,6 +7,7 @@ work.
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -64,7 +65,7 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
     try:
         with talk_to(None) as talk:
-            rows = [TaskLine.of(task) for task in talk.run(talk.peer.tasks(None, 50))]
+            rows = [TaskLine.of(task) for task in talk.tasks(None, 50)]
     except click.ClickException:
         return []
     return [
@@ -202,11 +203,12 @@ def call(
 def chat(url: str | None, context: str | None, verify_card: bool, card_keys: str | None) -> None:
     """Talk to the agent at URL.
 
-    When the agent asks a question or for permission, your lines answer until the request is
-    settled; text typed before it appeared is discarded. Pasted lines are one message, and so are
-    lines that end with a backslash. Ctrl-C cancels the turn, a second Ctrl-C quits, and /help lists
-    the commands. "/plan TEXT" lets OpenCode plan first, and "go" carries the plan out. URL and
-    credentials are found as in `call`.
+    While the agent works, what you enter is sent to it, and it takes that into account at its next
+    step. When it asks a question or for permission, your lines answer until the request is settled;
+    what was typed before approves nothing. Pasted lines are one message, and so are lines that end
+    with a backslash. Ctrl-C cancels the turn, a second Ctrl-C quits, and /help lists the commands.
+    "/plan TEXT" lets OpenCode plan first, and "go" carries the plan out. URL and credentials are
+    found as in `call`.
 
     Exit status: that of `call` for the last turn, or 1 if the credential is refused.
     """
@@ -235,7 +237,7 @@ def chat(url: str | None, context: str | None, verify_card: bool, card_keys: str
 @click.option("--state", type=click.Choice(STATES), help="Only tasks in this state.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 100))
 @click.option("--all", "everything", is_flag=True, help="All tasks, not only the newest.")
-@click.option("--watch", is_flag=True, help="Keep the table up to date; Enter follows the newest.")
+@click.option("--watch", is_flag=True, help="Keep the table up to date; Enter follows the first.")
 @click.option("--json", "as_json", is_flag=True, help="Print each task as a line of JSON.")
 def tasks(
     url: str | None,
@@ -246,7 +248,7 @@ def tasks(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """List the tasks at the agent at URL, the newest first.
+    """List the tasks at the agent at URL: first those that wait for you, then the newest.
 
     "!" marks a task that waits for you. All commands accept the short IDs of this table.
     """
@@ -256,27 +258,21 @@ def tasks(
     import shutil
 
     from opencode_a2a.cli.screen import (
-        in_state,
         print_task,
         print_task_lines,
+        states_named,
         task_table,
         watch_tasks,
     )
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.received import ReceivedTask
 
     with talk_to(url) as talk:
-
-        def read() -> list[ReceivedTask]:
-            found = talk.run(talk.peer.tasks(context, None if everything or state else limit))
-            found = [task for task in found if in_state(task, state)]
-            return found if everything else found[:limit]
-
+        read = partial(talk.tasks, context, None if everything else limit, states_named(state))
         if watch:
-            newest = watch_tasks(read, talk.url)
-            if newest is None:
+            first = watch_tasks(read, talk.url)
+            if first is None:
                 return
-            _follow(talk, newest)
+            _follow(talk, first)
         found = read()
     if as_json:
         for task in found:

@@ -19,13 +19,20 @@ from pathlib import Path
 import click
 
 from opencode_a2a.cli.screen import make_screen, report_end, show_question, task_table, watched
-from opencode_a2a.cli.talk import CanceledError, RefusedError, Talk, exit_status, file_part
+from opencode_a2a.cli.talk import (
+    PASTE_SECONDS,
+    CanceledError,
+    RefusedError,
+    Talk,
+    exit_status,
+    file_part,
+)
 from opencode_a2a.events import Interrupted, Json, JsonObject, Usage
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.received import WAITING, PeerTask, state_word
-from opencode_a2a.printable import clean, command, one_line, spent
+from opencode_a2a.printable import command, one_line, spent, visible
 
 _REPLIES = {
     "o": "once",
@@ -38,11 +45,10 @@ _REPLIES = {
 }
 _PLAN = re.compile(r"/plan\s+(?=\S)")
 _KEYS = "[y] allow once   [n] deny   [e] deny with a reason"
+_WIDER_KEYS = "[t] allow for this task   [c] for this conversation"
 _HISTORY_LINES = 1000
 _REFLEX_SECONDS = 0.3
 """Time after a question in which nobody can have read it."""
-_PASTE_SECONDS = 0.05
-"""Time in which the next line of a paste arrives, where the terminal does not mark pastes."""
 
 
 Run = Callable[["Conversation", str], None]
@@ -137,6 +143,7 @@ class Conversation:
                 task_id=task_id,
                 context_id=self.context_id,
                 metadata=None if self._waiting else self._metadata(plan=planned is not None),
+                steers=True,
             )
         except CanceledError:
             self._waiting = None
@@ -160,7 +167,9 @@ class Conversation:
         self._waiting = task if task.status.state in WAITING else None
         if self._waiting:
             permission = task.asked is not None and task.asked.type == "permission"
-            show_question(task, _KEYS if permission and not task.several else None)
+            wider = permission and task.asked is not None and task.asked.always
+            keys = f"{_KEYS}\n{_WIDER_KEYS}" if wider else _KEYS
+            show_question(task, keys if permission and not task.several else None)
         else:
             report_end(self._talk, task)
         return exit_status(task.status.state)
@@ -254,7 +263,8 @@ class Conversation:
         for one in SLASH_COMMANDS.values():
             click.echo(f"  {one.usage:<{width}}  {one.summary}", err=True)
         click.echo(
-            "A paste is one message, and so are lines that end with \\. Ctrl-C cancels the turn.",
+            "While the agent works, what you enter is sent to it. A paste is one message, and so "
+            "are lines that end with \\. Ctrl-C cancels the turn.",
             err=True,
         )
 
@@ -269,7 +279,7 @@ class Conversation:
 
     @slash("/tasks", "list the tasks at the agent")
     def _tasks(self, _: str) -> None:
-        found = self._talk.run(self._talk.peer.tasks(None, 20))
+        found = self._talk.tasks(None, 20)
         rows = task_table(found, shutil.get_terminal_size().columns) if found else ["no tasks"]
         click.echo("\n".join(rows), err=True)
 
@@ -337,7 +347,7 @@ class Conversation:
 
             print_diff(self._patch)
         else:
-            click.echo(clean(self._patch), err=True)
+            click.echo(visible(self._patch), err=True)
 
     @slash("/cost", "say what this conversation has used")
     def _cost(self, _: str) -> None:
@@ -371,7 +381,7 @@ def read_message(prompt: str) -> str:
         prompt = ""
     try:
         lines = [input(prompt)]
-        while (pasted := _is_pending(_PASTE_SECONDS)) or lines[-1].endswith("\\"):
+        while (pasted := _is_pending(PASTE_SECONDS)) or lines[-1].endswith("\\"):
             if not pasted:
                 lines[-1] = lines[-1][:-1]
             lines.append(input("… " if prompt and not pasted else ""))

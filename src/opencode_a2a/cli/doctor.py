@@ -1,6 +1,6 @@
 """``opencode-a2a doctor``: check what the service needs, in one line each, with the remedy.
 
-Nothing is started or changed.
+Nothing is started or changed, but for a session in an external OpenCode, which is deleted again.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,13 +30,14 @@ from opencode_a2a.config import (
     provider_configured,
 )
 from opencode_a2a.databases import database_file, is_shared
-from opencode_a2a.printable import one_line
 
 if TYPE_CHECKING:
-    from opencode_a2a.opencode.client import OpenCode
+    from opencode_a2a.opencode.driver import Driver
+    from opencode_a2a.opencode.kinds import Found, Unusable
 
 T = TypeVar("T")
 
+EXPLAINED = "`opencode-a2a serve --help-all` explains every setting"
 _SPACE = 1_000_000_000
 """Bytes below which a disk is soon full."""
 _CLOCK = 5.0
@@ -104,14 +106,17 @@ def examine(
         settings = read_settings(flags, config, auto_demo=auto_demo)
     except SettingsError as error:
         for problem in error.problems:
-            yield Finding("settings", str(problem), "see docs/settings.md")
+            yield Finding("settings", str(problem), EXPLAINED)
         return
     yield from check_settings(settings)
     if settings.opencode.managed_server:
         yield check_command(settings.opencode.command)
     for _, own in settings.fleet:
         if not own.opencode.managed_server:
-            yield check_reachable(own)
+            reached = check_reachable(own)
+            yield reached
+            if not reached.failed:
+                yield check_password(own)
     yield from check_provider(settings)
     yield check_permissions(settings)
     yield from check_rules(settings)
@@ -140,79 +145,95 @@ def check_python() -> Finding:
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
     for warning in settings.warnings:
-        yield Finding("settings", warning, "see docs/settings.md", advice=True)
+        yield Finding("settings", warning, EXPLAINED, advice=True)
     yield Finding("settings", f"valid, {len(settings.sources)} given")
 
 
 def check_command(command: str) -> Finding:
+    from opencode_a2a.opencode.kinds import of_version, problem_of  # heavy, as below
+    from opencode_a2a.opencode.process import INSTALL
+
     program = shutil.which(command)
     if not program:
-        remedy = "npm install -g opencode-ai, or set OPENCODE_COMMAND"
+        remedy = f"{INSTALL}, or set OPENCODE_COMMAND"
         return Finding("opencode", f"{command} not found", remedy)
     try:
         answer = subprocess.run(  # noqa: S603 - the operator's own command, as `serve` runs it
             [program, "--version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return Finding("opencode", f"{program} --version fails", "reinstall opencode-ai")
-    return judge_version(answer.stdout.strip(), program)
+        return Finding("opencode", f"{program} --version fails", f"reinstall it: {INSTALL}")
+    found = of_version(answer.stdout)
+    return judge(found, problem_of(found), program)
 
 
-def judge_version(version: str, where: str) -> Finding:
-    from opencode_a2a.opencode.process import untested, unusable  # heavy, as below
+def judge(found: "Found", why: "Unusable | None", where: str) -> Finding:
+    from opencode_a2a.opencode.kinds import untested  # heavy, as below
 
-    version = one_line(version)
-    found = f"{version} ({where})"
-    if remedy := unusable(version):
-        return Finding("opencode", found, remedy)
-    return Finding("opencode", found, untested(version), advice=True)
+    if why is not None:
+        return Finding("opencode", f"{where}: {why.what}", why.remedy)
+    version = found.version or "an unknown version"
+    return Finding("opencode", f"{version} ({where})", untested(version), advice=True)
 
 
-def _ask(settings: Settings, question: Callable[["OpenCode"], Awaitable[T]]) -> T:
+def _ask(settings: Settings, question: Callable[["Driver"], Awaitable[T]], timeout: float = 5) -> T:
     """Ask the external OpenCode of these settings; raise UpstreamError."""
-    from opencode_a2a.opencode.client import OpenCode  # heavy, as below
+    from opencode_a2a.errors import UpstreamError
+    from opencode_a2a.opencode.connect import Connection  # heavy, as below
 
     own = settings.opencode
     password = own.auth_password.get_secret_value() if own.auth_password else None
 
     async def ask() -> T:
-        async with OpenCode(
-            own.base_url, username=own.auth_username, password=password, timeout=5
+        async with Connection(
+            own.base_url, username=own.auth_username, password=password, timeout=timeout
         ) as opencode:
-            return await question(opencode)
+            with suppress(UpstreamError):  # the question finds out what is wrong
+                await opencode.choose(seconds=timeout)
+            return await question(opencode.driver)
 
     return asyncio.run(ask())
 
 
 def check_reachable(settings: Settings) -> Finding:
-    from opencode_a2a.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnreachableError
-    from opencode_a2a.opencode.process import another_api
+    from opencode_a2a.opencode.connect import examine
+    from opencode_a2a.telemetry import mask_url
+
+    async def look(opencode: "Driver") -> Finding:
+        where = mask_url(settings.opencode.base_url)
+        found, why = await examine(opencode.answer, password=opencode.has_password)
+        return judge(found, why, where)
+
+    return _ask(settings, look)
+
+
+def check_password(settings: Settings) -> Finding:
+    """Find out whether the agent could answer its own permissions at an external OpenCode."""
+    from opencode_a2a.errors import ServiceError
+    from opencode_a2a.opencode.driver import Location
+    from opencode_a2a.opencode.withholding import LOOK_SECONDS, STARTED_BY_US, password_seen
     from opencode_a2a.telemetry import mask_url
 
     where = mask_url(settings.opencode.base_url)
+    if settings.opencode.auth_password is None:
+        found = f"{where} has none, so the agent could answer its own permissions"
+        return Finding("password", found, STARTED_BY_US, advice=True)
+    at = Location.of(settings.workspace)
     try:
-        return judge_version(_ask(settings, lambda opencode: opencode.health()).version, where)
-    except (UpstreamUnreachableError, UpstreamTimeoutError):
-        status = None
-    except UpstreamError as error:
-        status = error.data.get("upstream_status")
-        health = None
-        if status not in (401, 403):
-            health = _ask(settings, lambda opencode: opencode.health_of_2())
-        if health is not None:
-            version = one_line(health.version)
-            return Finding("opencode", f"{version} ({where})", another_api(version))
-    if status is not None:
-        remedy = "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD"
-        return Finding("opencode", f"{where} answers {status}", remedy)
-    remedy = "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true"
-    return Finding("opencode", f"no OpenCode at {where}", remedy)
+        # A first session makes OpenCode read the whole workspace.
+        place = _ask(settings, lambda opencode: password_seen(opencode, at), LOOK_SECONDS)
+    except (TimeoutError, ServiceError):
+        return Finding("password", f"{where}: could not find out whether the agent sees it")
+    if place is not None:
+        found = f"the agent's tools see that of {where} {place}, and could answer its permissions"
+        return Finding("password", found, STARTED_BY_US, advice=True)
+    return Finding("password", f"that of {where} is withheld from the agent's tools")
 
 
 def check_rules(settings: Settings) -> Iterator[Finding]:
     """Name the rules that settle nothing, as far as that was not known from the settings alone."""
     from opencode_a2a.errors import UpstreamError
-    from opencode_a2a.opencode.client import Location
+    from opencode_a2a.opencode.driver import Location
     from opencode_a2a.rights import never_asked, outside, unmatched
 
     rules = [rule.permission for rule in settings.interrupts.permission_rules]
@@ -384,7 +405,7 @@ def check_certificate(settings: Settings) -> Iterator[Finding]:
     try:
         _, expires = read_pair(settings.tls)
     except SettingsError as error:
-        yield Finding("certificate", str(error), "see docs/tls.md")
+        yield Finding("certificate", str(error), "renew the files, or correct A2A_TLS_*")
         return
     now = datetime.now(UTC)
     found = f"{settings.tls.cert_file} expires on {expires:%Y-%m-%d}"

@@ -8,9 +8,11 @@ never read as markup of ``rich``.
 """
 
 import asyncio
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -37,14 +39,15 @@ from opencode_a2a.peers.received import (
     decode_text,
     progress_text,
 )
-from opencode_a2a.printable import clean, one_line, span
+from opencode_a2a.printable import clean, one_line, span, visible
 from opencode_a2a.tasks.state import State
 
 DIFF_LINES = 40
 _OUTPUT_LINES = 5
 _FRAME_SECONDS = 0.1
-_INPUTS = ("command", "filePath", "path", "pattern", "url", "query", "description", "agent")
+_INPUTS = ("command", "filePath", "path", "pattern", "url", "query")
 """Fields of a tool's input that say what it is about, the most telling first."""
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
 def new_console() -> Console:
@@ -130,9 +133,10 @@ class ToolRow:
     @property
     def about(self) -> str:
         given = as_object(self.event.payload.get("input"))
-        return next((text for name in _INPUTS if (text := text_in(given, name))), "") or (
-            self.event.title or ""
-        )
+        # All of them: a model may send a field that the tool does not use.
+        told = [text for name in _INPUTS if (text := text_in(given, name))]
+        said = text_in(given, "description") or text_in(given, "agent")
+        return " · ".join(told) or said or self.event.title or ""
 
     def line(self, width: int, seconds: float | None) -> Text:
         sign, style = {"completed": ("✓", "green"), "error": ("✗", "red")}.get(
@@ -345,23 +349,36 @@ class LiveScreen:
 
 def diff_text(patch: str, most: int | None) -> Text:
     """Return a diff in colours, at most so many lines of it."""
-    lines = clean(patch).splitlines()
+    lines = visible(patch).splitlines()
     shown = lines if most is None or len(lines) <= most else lines[:most]
     text = Text()
-    for line in shown:
-        text.append(f"{line}\n", _diff_style(line))
+    for line, style in _diff_styles(shown):
+        text.append(f"{line}\n", style)
     if left := len(lines) - len(shown):
         text.append(f"… {left} more lines; --full or /diff shows all\n", "dim")
     text.right_crop(1)
     return text
 
 
-def _diff_style(line: str) -> str:
-    if line.startswith(("+++", "---", "diff ", "index ")):
-        return "bold"
-    if line.startswith("@@"):
-        return "cyan"
-    return "green" if line.startswith("+") else "red" if line.startswith("-") else ""
+def _diff_styles(lines: Iterable[str], indent: str = "") -> Iterator[tuple[str, str]]:
+    """Yield lines with their colours; those of a diff may be indented.
+
+    Which lines belong to the text is told by the counts of a hunk, since a line that is removed or
+    added can look like the head of a file.
+    """
+    old = new = 0
+    for line in lines:
+        mark = line.removeprefix(indent) if line.startswith(indent) else ""
+        if old > 0 or new > 0:
+            old -= not mark.startswith(("+", "\\"))
+            new -= not mark.startswith(("-", "\\"))
+            yield line, {"+": "green", "-": "red"}.get(mark[:1], "")
+        elif hunk := _HUNK.match(mark):
+            old, new = (int(count or 1) for count in hunk.groups())
+            yield line, "cyan"
+        else:
+            head = mark.startswith(("+++", "---", "diff ", "index "))
+            yield line, "bold" if head else {"+": "green", "-": "red"}.get(mark[:1], "")
 
 
 def print_diff(patch: str) -> None:
@@ -369,11 +386,24 @@ def print_diff(patch: str) -> None:
     new_console().print(diff_text(patch, None))
 
 
+# Not indented: a command that is asked for cannot look like it.
+_DEADLINE = re.compile(r"^(If nobody answers by )(\d{4}-\d\d-\d\dT[\d:.]{8,15}Z)", re.MULTILINE)
+
+
+def _local_time(found: re.Match[str]) -> str:
+    """Tell a deadline as the clock here does."""
+    try:
+        here = datetime.fromisoformat(found[2]).astimezone()
+    except ValueError:
+        return found[0]
+    today = here.date() == datetime.now(UTC).astimezone().date()
+    return found[1] + here.strftime("%H:%M" if today else "%Y-%m-%d %H:%M")
+
+
 def print_question(text: str, keys: str | None) -> None:
     """Print what an agent asks in a frame, with the keys that answer it."""
-    body = Text()
-    for line in clean(text).strip().splitlines():
-        style = _diff_style(line.strip()) if line.startswith("    ") else ""
+    body, text = Text(), _DEADLINE.sub(_local_time, text)
+    for line, style in _diff_styles(visible(text).strip().splitlines(), "    "):
         body.append(f"{line}\n", style)
     if keys:
         body.append(f"\n{keys}", "bold")

@@ -342,6 +342,8 @@ def show_question(task: PeerTask, keys: str | None = None) -> None:
 # The table of tasks
 
 WATCH_SECONDS = 2.0
+_TITLE_ROOM = 18
+"""The columns that a title and its mark need at least."""
 STATE_GROUPS = {
     "waiting": WAITING,
     "running": frozenset(State) - SETTLED,
@@ -399,12 +401,10 @@ def _time(text: str | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def in_state(task: ReceivedTask, state: str | None) -> bool:
-    """Whether a task is in a state, or in one of a group of states."""
-    kind = STATE_GROUPS.get(state or "")
-    if kind is not None:
-        return task.status.state in kind
-    return state is None or state_word(task.status.state) == state
+def states_named(word: str | None) -> list[State]:
+    """Return the states that a word of `--state` stands for."""
+    named = STATE_GROUPS.get(word or "", frozenset(State))
+    return [one for one in State if one in named and word in (*STATE_GROUPS, state_word(one))]
 
 
 def print_task_lines(tasks: list[ReceivedTask]) -> None:
@@ -423,6 +423,9 @@ def task_table(tasks: list[ReceivedTask], width: int, height: int | None = None)
     heads = ("ID", "STATE", "AGE", "TOOK", "COST", "TITLE")
     cells = [heads, *(row.cells(now) for row in rows)]
     widths = [max(len(one[column]) for one in cells) for column in range(5)]
+    for column in (4, 3, 2):  # a narrow screen has no room for all
+        if sum(widths) + 2 * sum(map(bool, widths)) + _TITLE_ROOM > width:
+            widths[column] = 0
     shown: list[str] = []
     for number, one in enumerate(cells):
         padded = [
@@ -446,19 +449,19 @@ def task_table(tasks: list[ReceivedTask], width: int, height: int | None = None)
 
 
 def watch_tasks(read: Callable[[], list[ReceivedTask]], head: str) -> str | None:
-    """Redraw the table every two seconds; return the newest task's id when Enter is pressed.
+    """Redraw the table every two seconds; return the first task's id when Enter is pressed.
 
     Uses the terminal's alternate screen, so that nothing stays behind.
     """
     _control("\x1b[?1049h\x1b[?25l")
-    newest: str | None = None
+    first: str | None = None
     try:
         while True:
             tasks = read()
             size = shutil.get_terminal_size()
             waiting = sum(task.status.state in WAITING for task in tasks)
-            newest = tasks[0].task_id if tasks else None
-            told = f"{head}   {waiting} waiting   Enter follows the newest, Ctrl-C leaves"
+            first = tasks[0].task_id if tasks else None
+            told = f"{head}   {waiting} waiting   Enter follows the first, Ctrl-C leaves"
             drawn = [click.style(one_line(told, size.columns - 1), bold=True), ""]
             drawn += task_table(tasks, size.columns - 1, size.lines - 3) if tasks else ["no tasks"]
             _control("\x1b[H")
@@ -471,7 +474,7 @@ def watch_tasks(read: Callable[[], list[ReceivedTask]], head: str) -> str | None
                 if select.select([sys.stdin], [], [], left)[0]:
                     if not sys.stdin.readline():
                         return None
-                    return newest
+                    return first
     except KeyboardInterrupt:
         return None
     finally:

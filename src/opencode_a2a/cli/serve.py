@@ -3,6 +3,7 @@
 Every setting except a secret has a flag, made from its declaration in ``config``.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ SHORT = {
     "opencode.ask": "--ask",
 }
 """Settings with a second, shorter flag."""
+TYPED = f"{__name__}.typed"
+"""Where the context of a command keeps the short flags that were typed, by keys of settings."""
 COMMON = (*SHORT, "opencode.base_url", "log.level")
 """Settings whose flags ``--help`` shows."""
 WITHOUT_VALUE = {"opencode.ask": "all"}
@@ -81,6 +84,12 @@ class SettingsCommand(click.Command):
         )
         self.params += [SettingOption(one) for one in SETTINGS.values() if not one.secret]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Note the short flags that were typed, for errors to name."""
+        words = {word.partition("=")[0] for word in args}
+        ctx.meta[TYPED] = {key: flag for key, flag in SHORT.items() if flag in words}
+        return super().parse_args(ctx, args)
+
     def _help_all(self, ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
             ctx.meta[__name__] = True
@@ -109,9 +118,11 @@ def read_settings(
 ) -> Settings:
     """Return the settings; ``flags`` are by the names that click gives them."""
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
-    settings = load(given, os.environ, config)
+    context = click.get_current_context(silent=True)
+    typed: dict[str, str] = context.meta.get(TYPED, {}) if context else {}
+    settings = load(given, os.environ, config, typed)
     if auto_demo and not provider_configured(settings, os.environ):
-        settings = load({**given, "a2a.demo": "true"}, os.environ, config)
+        settings = load({**given, "a2a.demo": "true"}, os.environ, config, typed)
     return settings
 
 
@@ -180,7 +191,10 @@ def serve(config: Path | None, auto_demo: bool, opens: bool, **flags: str | None
             warnings.append(f"{file} is no longer used; {remedy}")
     settings = settings.model_copy(update={"warnings": tuple(warnings)})
 
-    from opencode_a2a.app import serve as run  # the server takes most of a second to import
+    gc.disable()  # as in ``LazyGroup``; ``app`` has most of what a start imports
+    from opencode_a2a.app import serve as run
     from opencode_a2a.cli.console import open_console_of
+
+    gc.enable()
 
     sys.exit(run(settings, (lambda: open_console_of(settings.local_url)) if opens else None))

@@ -34,16 +34,28 @@ ASKS = ("all", *SETTINGS["opencode.ask"].choices, "none")
 UNIT = """\
 [Unit]
 Description=OpenCode as an A2A agent
-After=network-online.target
 
 [Service]
+Type=notify
+NotifyAccess=main
+WatchdogSec=60
 ExecStart={command} serve --config {config}
 WorkingDirectory={workspace}
 Environment={path}
+# Keys of model providers, a line each, such as ANTHROPIC_API_KEY=…
+EnvironmentFile=-%h/.config/opencode-a2a/environment
 Restart=on-failure
 RestartPreventExitStatus=2
+TimeoutStartSec=120
+TimeoutStopSec=30
 # The service ends what it started, or keeps it for the next start.
 KillMode=process
+UMask=0077
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
 
 [Install]
 WantedBy=default.target
@@ -110,7 +122,7 @@ def init(
     reachable = host is not None and not loopback(host)
     if reachable:
         given["auth"]["bearer_token"] = secrets.token_urlsafe(32)
-    text = "# Settings of opencode-a2a; docs/settings.md lists all of them.\n" + "".join(
+    text = "# Settings of opencode-a2a; `opencode-a2a settings` lists all of them.\n" + "".join(
         f"\n[{group}]\n"
         + "".join(
             f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()
@@ -169,7 +181,9 @@ def missing(settings: Settings) -> list[str]:
     """Return what else has to be there, with the remedy."""
     found: list[str] = []
     if settings.opencode.managed_server and not shutil.which(settings.opencode.command):
-        found.append("OpenCode is not installed: npm install -g opencode-ai")
+        from opencode_a2a.opencode.process import INSTALL  # half a second to import
+
+        found.append(f"OpenCode is not installed: {INSTALL}")
     if not provider_configured(settings, os.environ):
         found.append(
             "No model provider is set up: run `opencode auth login`, or set its key, such as "
@@ -198,7 +212,9 @@ def write_unit(file: Path, settings: Settings, *, force: bool) -> None:
     except OSError as error:
         raise click.ClickException(f"cannot write {unit}: {error.strerror}") from error
     click.echo(f"Wrote {unit}. Start it with:")
-    click.echo("  systemctl --user daemon-reload && systemctl --user enable --now opencode-a2a\n")
+    click.echo("  systemctl --user daemon-reload && systemctl --user enable --now opencode-a2a")
+    click.echo("Keys of model providers belong in ~/.config/opencode-a2a/environment (mode 0600).")
+    click.echo("To have it run while you are logged out: loginctl enable-linger\n")
 
 
 def _quoted(word: str) -> str:
@@ -252,7 +268,7 @@ def migrate(source: str, target: str | None, config: Path | None) -> None:
         fail("source and target are the same file; name another target with --to")
 
     from opencode_a2a.store.engine import DatabaseError  # half a second to import
-    from opencode_a2a.tasks.earlier import ImportFailedError, import_database
+    from opencode_a2a_import import ImportFailedError, import_database
 
     days = settings.tasks.task_retention_days
     try:

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from opencode_a2a import __version__
 from opencode_a2a.cli.serve import config_option, load_settings
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import SETTINGS, SettingsError, show
+from opencode_a2a.config import SETTINGS, CardForm, SettingsError, settings_schema, show
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.telemetry import mask_url
 
@@ -23,18 +24,31 @@ def version() -> None:
 
 @click.command()
 @config_option
-def settings(config: Path | None) -> None:
-    """Print the settings in effect and where they come from; secrets are masked."""
+@click.option("--all", "everything", is_flag=True, help="Print the defaults too.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of the settings file instead.")
+def settings(config: Path | None, everything: bool, schema: bool) -> None:
+    """Print the settings that are set and where they come from; secrets are masked."""
+    if schema:
+        click.echo(json.dumps(settings_schema(), indent=2))
+        return
     effective = load_settings({}, config)
+    given = effective.sources
     for setting in SETTINGS.values():
-        value = mask_url(show(dict(dict(effective)[setting.group])[setting.field]))
-        click.echo(f"{setting.variable}={value}\t{effective.sources.get(setting.key, 'default')}")
+        if everything or setting.key in given:
+            value = mask_url(show(dict(dict(effective)[setting.group])[setting.field]))
+            click.echo(f"{setting.variable}={value}\t{given.get(setting.key, 'default')}")
+    if not everything:
+        left = len(SETTINGS) - sum(key in given for key in SETTINGS)
+        click.echo(f"{left} settings have their defaults; --all prints them.", err=True)
 
 
 @click.command()
 @config_option
 @click.option("--extended", is_flag=True, help="Print the card that authenticated callers get.")
-def card(config: Path | None, extended: bool) -> None:
+@click.option(
+    "--form", type=click.Choice(get_args(CardForm)), help="Form to print; default: A2A_CARD_FORM."
+)
+def card(config: Path | None, extended: bool, form: CardForm | None) -> None:
     """Print the agent card for the current settings."""
     from opencode_a2a.server.card import Cards  # takes most of a second to import
 
@@ -43,7 +57,8 @@ def card(config: Path | None, extended: bool) -> None:
         cards = Cards(effective, now_ms(), keys=signing_keys(effective.signing))
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
-    click.echo(json.dumps(cards.hybrid if extended else cards.public, indent=2))
+    shown = cards.shown(form or effective.a2a.card_form, extended=extended)
+    click.echo(json.dumps(shown, indent=2))
 
 
 @click.command()

@@ -9,12 +9,15 @@ import asyncio
 import base64
 import mimetypes
 import os
+import select
 import ssl
+import sys
 import time
 import uuid
-from collections.abc import Coroutine, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -45,11 +48,14 @@ from opencode_a2a.peers.received import (
     LostError,
     PeerError,
     PeerTask,
+    ReceivedTask,
     state_word,
 )
 from opencode_a2a.printable import command, one_line, program
 from opencode_a2a.tasks.state import TERMINAL, State
 
+PASTE_SECONDS = 0.05
+"""Time in which the next line of a paste arrives, where the terminal does not mark pastes."""
 _FILE_LIMIT = 20 * 1024 * 1024
 _WHOLE_ID = 32
 """Ids of this length are complete: those of our services are longer."""
@@ -158,15 +164,44 @@ class Talk:
         """Return the whole id of a task, given its beginning."""
         if len(task_id) >= _WHOLE_ID:
             return task_id
+        found: list[str] = []
         try:
-            listed = self._runner.run(self.peer.tasks(None, 100))
+            for limit in (100, None):  # mostly it is a recent one
+                listed = self._runner.run(self.peer.tasks(None, limit))
+                found = [task.task_id for task in listed if task.task_id.startswith(task_id)]
+                if found or len(listed) < 100:
+                    break
         except PeerError:
             return task_id  # not every agent lists its tasks
-        found = [task.task_id for task in listed if task.task_id.startswith(task_id)]
         if len(found) > 1 and task_id not in found:
             ids = ", ".join(one_line(one, 40) for one in found[:5])
             raise click.UsageError(f"{one_line(task_id)} matches several task IDs: {ids}")
         return found[0] if len(found) == 1 else task_id
+
+    def tasks(
+        self, context_id: str | None, limit: int | None, states: Collection[State] = ()
+    ) -> list[ReceivedTask]:
+        """Return the tasks that wait for a person, then the newest others; or those in some states.
+
+        Those that wait are asked for by their state: they may be older than all that are listed.
+        Without a limit all tasks are returned.
+        """
+
+        async def read() -> list[ReceivedTask]:
+            newest = [] if states else await self.peer.tasks(context_id, limit)
+            found = {task.task_id: task for task in newest}
+            for state in states or (WAITING if limit and len(newest) >= limit else ()):
+                listed = await self.peer.tasks(context_id, limit if states else None, state)
+                found |= {task.task_id: task for task in listed if task.status.state is state}
+            return [*found.values()]
+
+        def order(task: ReceivedTask) -> str:
+            return task.status.timestamp or ""
+
+        found = sorted(self.run(read()), key=order, reverse=True)
+        waiting = [task for task in found if task.status.state in WAITING]
+        others = [task for task in found if task.status.state not in WAITING]
+        return waiting + (others if limit is None else others[: max(0, limit - len(waiting))])
 
     def ask(
         self,
@@ -179,8 +214,12 @@ class Talk:
         metadata: JsonObject | None = None,
         stream: bool = True,
         seconds: float | None = None,
+        steers: bool = False,
     ) -> None:
-        """Send a message and show the turn; Ctrl-C cancels the task."""
+        """Send a message and show the turn; Ctrl-C cancels the task.
+
+        With ``steers``, lines that a person enters meanwhile are sent to the agent at work.
+        """
         asking = self.peer.ask(
             Message(str(uuid.uuid4()), "user", parts, metadata),
             output.show,
@@ -191,11 +230,22 @@ class Talk:
         )
         self._began = time.monotonic()
         try:
-            self._runner.run(_shown(output, asking, seconds))
+            add = partial(self._add, task=task) if steers else None
+            self._runner.run(_shown(output, asking, seconds, add))
         except (TimeoutError, PeerError) as error:
             raise self._unfinished(task, error, seconds) from error
         except KeyboardInterrupt as stop:
             raise CanceledError(self.cancel(task)) from stop
+
+    async def _add(self, text: str, task: PeerTask) -> None:
+        """Send what was typed while a task works; say so if it is not taken."""
+        try:
+            if task.task_id is None:
+                raise PeerError(ErrorCode.CALL_FAILED, "the agent has not begun yet")
+            message = Message(str(uuid.uuid4()), "user", [Part("text", text=text)])
+            await self.peer.add(message, task.task_id)
+        except PeerError as error:
+            click.echo(f"Not sent: {one_line(error.message, 500)}", err=True)
 
     def follow(self, task_id: str, task: PeerTask, output: Output) -> None:
         """Show the events of a task until it ends or waits."""
@@ -235,14 +285,46 @@ class Talk:
 
 
 async def _shown(
-    output: Output, work: Coroutine[None, None, None], seconds: float | None = None
+    output: Output,
+    work: Coroutine[None, None, None],
+    seconds: float | None = None,
+    typed: Callable[[str], Coroutine[None, None, None]] | None = None,
 ) -> None:
     output.begin()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds), _reading(typed):
             await work
     finally:
         output.end()
+
+
+@asynccontextmanager
+async def _reading(
+    typed: Callable[[str], Coroutine[None, None, None]] | None,
+) -> AsyncGenerator[None]:
+    """Hand on what a person enters at a terminal meanwhile; pasted lines are one message."""
+    if typed is None or os.name != "posix" or not sys.stdin.isatty():
+        yield
+        return
+    loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
+    sending: list[asyncio.Task[None]] = []
+
+    def read() -> None:
+        # A terminal gives one line at a time, and only whole ones.
+        lines = [os.read(terminal, 65536)]
+        while lines[-1] and select.select([terminal], [], [], PASTE_SECONDS)[0]:
+            lines.append(os.read(terminal, 65536))
+        if not lines[-1]:  # Ctrl-D ends the input for now
+            loop.remove_reader(terminal)
+        if text := b"".join(lines).decode(errors="replace").strip():
+            sending.append(loop.create_task(typed(text)))
+
+    loop.add_reader(terminal, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        await asyncio.gather(*sending)
 
 
 @contextmanager

@@ -26,8 +26,10 @@ from opencode_a2a.config.load import (
     default_file as default_file,
     load as load,
     load_for_calls as load_for_calls,
+    load_for_opencode as load_for_opencode,
     provider_configured as provider_configured,
 )
+from opencode_a2a.config.schema import settings_schema as settings_schema
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE as CONFIG_VARIABLE,
     GROUPS as GROUPS,
@@ -47,6 +49,7 @@ from opencode_a2a.config.values import (
     UNGUESSABLE as UNGUESSABLE,
     AnswerRule as AnswerRule,
     Binding as Binding,
+    CardForm as CardForm,
     CredentialEntry as CredentialEntry,
     DatabaseUrl as DatabaseUrl,
     UpstreamEntry as UpstreamEntry,

@@ -20,10 +20,12 @@ from opencode_a2a.config.values import (
     Binding,
     Bindings,
     CapabilityScopes,
+    CardForm,
     Count,
     CountOrZero,
     Credentials,
     DatabaseUrl,
+    HeaderName,
     Host,
     Hours,
     HttpUrl,
@@ -31,6 +33,7 @@ from opencode_a2a.config.values import (
     Level,
     LocalPath,
     MoneyOrZero,
+    PathAliases,
     PathPrefix,
     Paths,
     PeerEntries,
@@ -118,6 +121,21 @@ class ServiceSettings(Group, prefix="A2A_"):
         "Path prefix of the service, such as `/agents/coder`; it is part of every published "
         "URL. Requests are accepted with and without it, so a proxy may strip it.",
     )
+    path_aliases: PathAliases = setting(
+        (),
+        "Further roots, for platforms that want them: `rpc` is JSON-RPC at `/rpc`, `rest` is "
+        "HTTP+JSON below `/rest`. The card then names these addresses.",
+    )
+    context_header: HeaderName | None = setting(
+        None,
+        "Name of a header with the context ID of messages that name no context and no task, for "
+        "platforms that keep a conversation by a header of their own.",
+    )
+    card_form: CardForm = setting(
+        "hybrid",
+        "Form of the public card for clients that ask for no version: `hybrid` has the fields of "
+        "both. Choose one version behind a gateway that rewrites the addresses of that one alone.",
+    )
     title: Text = setting("OpenCode A2A", "Name of the agent in its card.")
     description: Text = setting(
         "The OpenCode coding agent, over the A2A protocol.", "Description of the agent in its card."
@@ -146,7 +164,9 @@ class ServiceSettings(Group, prefix="A2A_"):
         "OpenCode. It must be outside the workspace.",
     )
     allow_directory_override: bool = setting(
-        True, "Allow a request to choose a directory inside the workspace."
+        True,
+        "Allow a request to choose a directory inside the workspace. Without a workspace root, as "
+        "with an external OpenCode and none set, no directory can be chosen.",
     )
     enable_session_shell: bool = setting(False, "Offer `opencode.sessions.shell`.")
     enable_session_mutations: bool = setting(
@@ -195,6 +215,8 @@ class ServiceSettings(Group, prefix="A2A_"):
     def conflicts(self) -> Iterator[Problem]:
         if self.protocol_version not in self.supported_protocol_versions:
             yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
+        if self.card_form not in ("hybrid", *self.supported_protocol_versions):
+            yield Problem("A2A_CARD_FORM", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
         for name in _repeated(peer.name for peer in self.peers):
             yield Problem("A2A_PEERS", f"has the same name twice, {name}; give each its own")
 
@@ -232,7 +254,11 @@ class AccessSettings(Group, prefix="A2A_"):
     allowed_origins: Texts = setting(
         (), "Browser origins that may call (CORS), in addition to that of the public URL."
     )
-    allowed_hosts: Texts = setting((), "Host names that requests may use; empty = any.")
+    allowed_hosts: Texts = setting(
+        (),
+        "Host names that requests may use, except for `/livez` and `/readyz`. Empty: any, except "
+        "that a service on a loopback address accepts only loopback names.",
+    )
 
     def conflicts(self) -> Iterator[Problem]:
         entries, variable = self.static_auth_credentials or (), "A2A_STATIC_AUTH_CREDENTIALS"
@@ -421,7 +447,8 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     env_passthrough: Texts = setting(
         ("*",),
         "Environment variables passed to the managed OpenCode and its tools: names, in which "
-        "`*` matches anything. The settings and secrets of this service are never passed.",
+        "`*` matches anything. The settings and secrets of this service are never passed, nor its "
+        "OTEL_* and what systemd tells it (NOTIFY_SOCKET and the like).",
     )
     workspace_root: LocalPath | None = setting(
         None,
@@ -660,7 +687,12 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
         "Agent that `call`, `chat`, `tasks`, `task`, `cancel`, `ping` and `console` talk to. "
         "Default: this user's running service on this machine, if there is exactly one.",
     )
-    timeout_seconds: Seconds = setting(30, "Time limit for one call.")
+    timeout_seconds: Seconds = setting(
+        30,
+        "How long to wait for an answer, for the next event of a stream, and for an agent that is "
+        "away in the middle of a task. The answer to a message that is sent without a stream may "
+        "take as long as the work.",
+    )
     card_fetch_timeout_seconds: Seconds = setting(5, "Time limit for fetching an agent's card.")
     use_client_preference: bool = setting(False, "Prefer our order of bindings to the agent's.")
     supported_transports: Bindings = setting(

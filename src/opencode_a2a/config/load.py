@@ -100,13 +100,15 @@ class _Loading:
                 self.report(f"{key} ({path})", f"no such setting{hint}")
 
     def read_environment(self) -> None:
-        for name, value in self.environ.items():
+        # Names count in lower case too; of two spellings the one in capitals is taken.
+        for name, value in sorted(self.environ.items(), reverse=True):
             if not value:
                 continue  # an empty variable is how many tools write "not set"
-            if setting := VARIABLES.get(name):
+            spelled = name.upper() if name.islower() else name
+            if setting := VARIABLES.get(spelled):
                 self.take(setting.key, value, name)
-            elif name in _RETIRED or name.startswith("A2A_OAUTH_"):
-                self.warnings.append(f"{name}: {_RETIRED.get(name, 'has no effect')}")
+            elif spelled in _RETIRED or spelled.startswith("A2A_OAUTH_"):
+                self.warnings.append(f"{name}: {_RETIRED.get(spelled, 'has no effect')}")
 
     def report_strangers(self, named: Iterable[str | None]) -> None:
         """Report misspelt settings, and warn about variables that may be meant for this service.
@@ -260,9 +262,14 @@ class _Loading:
 
 
 def load(
-    flags: Mapping[str, str], environ: Mapping[str, str], file: Path | None = None
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    file: Path | None = None,
+    typed: Mapping[str, str] | None = None,
 ) -> Settings:
     """Return the settings from all sources; ``flags`` are by key, such as ``a2a.port``.
+
+    ``typed`` has the flags as they were typed where that is not their usual name.
 
     Raises ``SettingsError`` with every problem, not only the first.
     """
@@ -272,7 +279,7 @@ def load(
         loading.read_file(path)
     loading.read_environment()
     for key, value in flags.items():
-        loading.take(key, value, SETTINGS[key].flag)
+        loading.take(key, value, (typed or {}).get(key) or SETTINGS[key].flag)
     settings = loading.build()
     named = [peer.credential for peer in settings.a2a.peers]
     named += [entry.password_variable for entry in settings.opencode.upstreams]
@@ -308,6 +315,22 @@ def load_for_calls(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
+def load_for_opencode(environ: Mapping[str, str], file: Path | None = None) -> Settings:
+    """Return the settings for starting an OpenCode that runs by itself.
+
+    Conflicts between the settings of a service do not matter to it: it may be in a directory that
+    no service could work in.
+    """
+    loading = _Loading(environ)
+    if path := file or _named_file(environ):
+        loading.read_file(path)
+    loading.read_environment()
+    settings = loading.build()
+    if loading.problems:
+        raise SettingsError(tuple(loading.problems))
+    return settings
+
+
 def default_file(environ: Mapping[str, str]) -> Path | None:
     """Return the path of the user's own settings file; None without a home directory."""
     home, config = environ.get("HOME"), environ.get("XDG_CONFIG_HOME")
@@ -323,17 +346,25 @@ def _named_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Whether OpenCode would find a provider: a key, a login or a configuration."""
+    """Whether OpenCode would find a provider: a key, a login, or a configuration.
+
+    That is the configuration of the user, of the workspace, or of a directory above it.
+    """
     variables = (name for name, value in environ.items() if value)
     if settings.opencode.provider_id or any(map(_PROVIDER_VARIABLE.fullmatch, variables)):
         return True
     home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
     data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "opencode"
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "opencode"
+    workspace = Path(settings.workspace or ".").absolute()
+    above = (workspace, *workspace.parents)
+    folders = (config, *above, *(folder / ".opencode" for folder in above))
+    files = [folder / name for folder in folders for name in ("opencode.json", "opencode.jsonc")]
+    files += [config / "config.json"]
+    files += [Path(environ["OPENCODE_CONFIG"])] if environ.get("OPENCODE_CONFIG") else []
     # OpenCode creates an empty configuration by itself, so the file alone proves nothing.
     return _mentions(data / "auth.json", '"type"') or any(
-        _mentions(config / name, '"provider"', '"model"')
-        for name in ("opencode.json", "opencode.jsonc", "config.json")
+        _mentions(file, '"provider"', '"model"') for file in files
     )
 
 

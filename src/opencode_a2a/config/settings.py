@@ -44,6 +44,8 @@ from opencode_a2a.config.values import (
     STRICT,
     UNGUESSABLE,
     Ask,
+    Binding,
+    PathAlias,
     UpstreamEntry,
     is_loopback,
     loopback,
@@ -94,6 +96,11 @@ class Settings(BaseModel):
         """The base URL in the card: with the path prefix, without a trailing slash."""
         url, prefix = self.a2a.public_url or self._url(self.a2a.host), self.a2a.path_prefix
         return url if urlsplit(url).path.endswith(prefix) else url + prefix
+
+    def interface_url(self, binding: Binding) -> str:
+        """The URL of a binding in the card: that of the service, or a root of its own."""
+        alias: PathAlias = "rpc" if binding is Binding.JSONRPC else "rest"
+        return f"{self.public_url}/{alias}" if alias in self.a2a.path_aliases else self.public_url
 
     @property
     def local_url(self) -> str:
@@ -179,6 +186,11 @@ class Settings(BaseModel):
         except FileNotFoundError:
             text = "is not set, and the current directory is gone"
             raise SettingsError.of("OPENCODE_WORKSPACE_ROOT", text) from None
+
+    @property
+    def directory_override(self) -> bool:
+        """Whether a request may choose a directory; without a root there is none to choose."""
+        return self.a2a.allow_directory_override and self.workspace is not None
 
     @property
     def guarded_workspace(self) -> Path | None:

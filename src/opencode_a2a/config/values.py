@@ -233,6 +233,10 @@ IssuerUrl = Annotated[
     ),
     Field(max_length=512),
 ]
+CardForm: TypeAlias = Literal["hybrid", "1.0", "0.3"]
+PathAlias: TypeAlias = Literal["rpc", "rest"]
+PathAliases = Annotated[tuple[PathAlias, ...], BeforeValidator(_split)]
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,100}$")]
 PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]

@@ -16,6 +16,7 @@ from opencode_a2a.extensions.metadata import (
 from opencode_a2a.extensions.providers import PROVIDERS
 from opencode_a2a.extensions.registry import Extension
 from opencode_a2a.extensions.sessions import SESSIONS
+from opencode_a2a.extensions.tasks import TASKS
 from opencode_a2a.extensions.webhooks import WEBHOOKS
 from opencode_a2a.extensions.workspaces import WORKSPACES
 
@@ -32,6 +33,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     WORKSPACES,
     WEBHOOKS,
     BUDGET,
+    TASKS,
 )
 """The extensions with metadata or methods; ``server.contracts`` adds those about the service."""
 METHODS = [method for extension in EXTENSIONS for method in extension.methods.values()]

@@ -6,27 +6,25 @@ sessions the caller may use and which directories they may name. It is about one
 """
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import (
-    AuthorizationForbiddenError,
     InvalidParamsError,
     ServiceError,
     SessionBusyError,
-    TaskNotFoundError,
 )
 from opencode_a2a.extensions.params import Routed
 from opencode_a2a.ids import Caller, Principal, SessionId
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
-from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import (
@@ -57,7 +55,7 @@ class Deps:
     fleet: Fleet
     workspace: WorkspaceRoot
     tasks: TaskService
-    outbox: Outbox
+    webhooks: Webhooks
     defaults: OpenCodeSettings
     fetch: Fetch
     catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(
@@ -68,17 +66,12 @@ class Deps:
     async def member(self, principal: Principal, params: Routed, *, changes: bool) -> Member:
         """Return the OpenCode that a call is about, by what its params name.
 
-        That is the one with the task, session, request or workspace, or else one that serves the
-        directory; of an ended task any. Raise NotOwnerError if another replica runs it, unless the
-        call changes nothing and any OpenCode would answer the same.
+        That is the one with the session, request or workspace, or else one that serves the
+        directory. Raise NotOwnerError if another replica runs it, unless the call changes nothing
+        and any OpenCode would answer the same.
         """
         if self.fleet.alone and self.fleet.first.owned:
             return self.fleet.first
-        if params.named_task is not None:
-            with suppress(TaskNotFoundError):  # the handler says so in its own way
-                await self.tasks.check_owned(principal, params.named_task)
-            task = self.tasks.open.of(principal, params.named_task)
-            return task.member if task is not None else self.fleet.any_member
         if params.named_session is not None:
             return await self.fleet.holder_of_session(params.named_session)
         if params.named_request is not None:
@@ -114,7 +107,7 @@ class Call:
         return self.caller.rights & PROFILES[self.params.place.profile or "auto"]
 
     @property
-    def opencode(self) -> OpenCode:
+    def opencode(self) -> Driver:
         return self.member.turns.opencode
 
     @property
@@ -168,11 +161,6 @@ class Call:
     @property
     def places(self) -> Places:
         return self.sessions.places
-
-    def require_unasked(self, refusal: str) -> None:
-        """Refuse work that asks nobody, if changes have to be asked for or are denied."""
-        if self.rights.changes != "allow":
-            raise AuthorizationForbiddenError(refusal, credential_id=self.caller.credential_id)
 
     async def session(self, session_id: str) -> Session:
         """Return a session that the caller may use; another caller's is not found."""

@@ -34,6 +34,7 @@ from opencode_a2a.errors import (
     InvalidFieldError,
     InvalidParamsError,
     MethodNotFoundError,
+    Off,
     ServiceError,
     UpstreamError,
 )
@@ -42,6 +43,7 @@ from opencode_a2a.extensions.call import Call, Deps, NotHereError
 from opencode_a2a.extensions.params import Payload, read, read_result, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
+from opencode_a2a.rights import Action, at_least
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, OwnerCall
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import NotOwnerError
@@ -49,6 +51,14 @@ from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+_LIMITED: Mapping[Action, str] = {
+    "ask": "This method can change files, and the call is limited to reading",
+    "allow": "This method runs without asking for permission, and the call has to ask for, or "
+    "refrain from, changes; send a message instead",
+}
+"""The refusal of a method by what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,8 @@ class Dispatcher:
         self._deps = deps
         self._methods = {m.name: m for m in declared if m.state(settings) == "enabled"}
         self.names: Iterable[str] = self._methods
-        self.disabled: Mapping[str, Mapping[str, str]] = {
-            method.name: {"toggle": method.condition.variable, "reason": method.state(settings)}
-            for method in declared
-            if method.condition and method.name not in self._methods
+        self.disabled: Mapping[str, Off] = {
+            m.name: off for m in declared if (off := m.off(settings))
         }
         """Methods that are declared but disabled: by which setting, and why."""
 
@@ -85,8 +93,8 @@ class Dispatcher:
             deps.tasks.mailbox,
             "method",
             self._call,
-            TypeAdapter(MethodRequest),
-            TypeAdapter[JsonObject](Annotated[JsonObject, FREE_OBJECT]),
+            lambda: TypeAdapter(MethodRequest),
+            lambda: TypeAdapter[JsonObject](Annotated[JsonObject, FREE_OBJECT]),
         )
 
     async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
@@ -164,10 +172,9 @@ class Dispatcher:
             changes = method.access is not Access.READ
             member = await deps.member(caller.principal, params, changes=changes)
         call = Call(caller, request.version, deps, params, member)
-        if method.writes and call.rights.changes == "deny":
+        if not at_least(call.rights.changes, method.needs):
             raise AuthorizationForbiddenError(
-                "This method can change files, and the call is limited to reading",
-                credential_id=caller.credential_id,
+                _LIMITED[method.needs], credential_id=caller.credential_id
             )
         await call.check_workspace()
         if method.merge is not None and only is None:

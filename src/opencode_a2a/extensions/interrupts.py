@@ -29,7 +29,8 @@ from opencode_a2a.extensions.call import Call, NotHereError
 from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.ids import ContextId, Owner, RequestId
-from opencode_a2a.opencode.client import Location, well_formed
+from opencode_a2a.opencode.calls import well_formed
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
 from opencode_a2a.tasks.state import TERMINAL
@@ -44,7 +45,7 @@ from opencode_a2a.turns.answers import (
 )
 from opencode_a2a.turns.interrupts import record_settled
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
-from opencode_a2a.validation import FREE_OBJECT
+from opencode_a2a.validation import FREE_OBJECT, wrong
 
 Kind = Literal["permission", "question"]
 MOST_GRANTS = 1000
@@ -132,7 +133,10 @@ class InterruptParams(Routed):
 
 
 def _word(value: object) -> object:
-    return value.strip().lower() if isinstance(value, str) else value
+    word = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(word, str) and word not in ("once", "always", "reject"):
+        raise wrong("must be 'once' or 'reject'; 'always' only where it is switched on")
+    return word
 
 
 class PermissionParams(InterruptParams):
@@ -296,14 +300,14 @@ async def _strays(call: Call) -> list[Interrupted]:
 
 async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     missing = InterruptNotFoundError(request_id=request_id[:128])
-    if not (well_formed("per", request_id) or well_formed("que", request_id)):
+    if not any(well_formed(kind, request_id) for kind in ("per", "que", "frm")):
         raise missing
     # Nothing is stored about a stray, so it may wait in any OpenCode.
     strays = await _strays(call) if call.member.owned else []
     asked = next((stray for stray in strays if stray.request_id == request_id), None)
     if asked is None:
         raise NotHereError(missing)
-    check_allowed(None, asked, answer, allow_always=call.interrupts.settings.allow_always)
+    check_allowed(None, asked, answer, allow_always=call.interrupts.allows_always)
     try:
         await call.interrupts.reply(asked, answer.reply, Location(directory=asked.directory))
     except UpstreamNotFoundError:
@@ -359,17 +363,23 @@ async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
 async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     strays = await _strays(call)  # first: one that a turn takes up meanwhile is then pending
     whose = None if call.caller.supervises else call.principal
-    pending = [(one.asked, one.asker.owner) for one in await call.interrupts.pending(whose, kind)]
-    known = {asked.request_id for asked, _ in pending}
+    pending: list[tuple[Interrupted, Owner, tuple[Scope, ...]]] = []
+    for one in await call.interrupts.pending(whose, kind):
+        asked, owner = one.asked, one.asker.owner
+        scopes: tuple[Scope, ...] = ()
+        if owner.principal == call.principal:  # nobody else can give more than this one request
+            scopes = ("context",) if owner.task_id is None else ("task", "context")
+        pending.append((asked, owner, scopes))
+    known = {asked.request_id for asked, _, _ in pending}
     pending += [
-        (stray, _owner(call, stray))
+        (stray, _owner(call, stray), ())
         for stray in strays
         if stray.type == kind and stray.request_id not in known
     ]
     fields = ("request_id", "number", "session_id", "details", "asked_at", "expires_at", "default")
     items: list[InterruptItem] = []
-    for asked, owner in pending:
-        shown = render.interrupt(asked)
+    for asked, owner, scopes in pending:
+        shown = render.interrupt(asked, scopes)
         item = InterruptItem.of(
             interrupt_type=asked.type,
             task_id=owner.task_id,

@@ -295,9 +295,13 @@ class A2ATask(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
                 "opencode": {name: value for name, value in known.items() if value is not None},
             },
         }
-        if version is Version.V03:
-            task = v03.downgrade_object("task", task, Spelling.JSON)
-        return cls(task)
+        return cls.spelled(task, version)
+
+    @classmethod
+    def spelled(cls, task: JsonObject, version: Version) -> Self:
+        """Return a task of 1.0 in the spelling of a version."""
+        older = version is Version.V03
+        return cls(v03.downgrade_object("task", task, Spelling.JSON) if older else task)
 
     @property
     def updated(self) -> str:

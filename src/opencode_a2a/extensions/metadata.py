@@ -21,7 +21,7 @@ def _sending(settings: Settings) -> list[Json]:
 
 def _place(settings: Settings) -> list[Json]:
     """Return the metadata that choose where a message is worked on."""
-    directory = ["opencode.directory"] if settings.workspace else []
+    directory = ["opencode.directory"] if settings.directory_override else []
     return [*directory, "opencode.workspace.id"]
 
 
@@ -172,7 +172,10 @@ STREAM_HINTS = Extension(
         "progress_fields": ["type", "status", "part_id", "title", "subtitle", "reason", "todos"],
         "interrupt_fields": [*_INTERRUPT_FIELDS],
         "task_metadata_field": "metadata.opencode",
-        "task_fields": ["created_at", "title", "model", "agent", "directory"],
+        "task_fields": [
+            *("created_at", "title", "model", "agent", "directory"),
+            *("error", "finish", "structured", "output_negotiation"),
+        ],
         "interrupt_detail_fields": [*_DETAIL_FIELDS],
         "usage_fields": [*_USAGE_FIELDS],
     },

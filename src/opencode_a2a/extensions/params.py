@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId
-from opencode_a2a.opencode.client import well_formed
+from opencode_a2a.opencode.calls import well_formed
 from opencode_a2a.opencode.types import Wire, wire_name
 from opencode_a2a.rights import Profile
 from opencode_a2a.validation import FREE_OBJECT, listed, violations, wrong
@@ -61,6 +61,8 @@ class Payload(BaseModel):
     """Fields of a result that are written even if they are null."""
     foreign: ClassVar[tuple[str, ...]] = ()
     """Params of similar services that callers may expect; the refusal names them."""
+    only03: ClassVar[tuple[str, ...]] = ()
+    """Params that calls of A2A 0.3 may use besides the fields."""
 
     @classmethod
     def of(cls, **values: object) -> Self:
@@ -236,11 +238,6 @@ class Routed(Payload):
         return self.place.directory, "metadata.opencode.directory"
 
     @property
-    def named_task(self) -> str | None:
-        """The task that the call is about, if it is about one."""
-        return None
-
-    @property
     def named_session(self) -> str | None:
         """The session that the call is about, if it is about one."""
         return None
@@ -285,6 +282,7 @@ class Listing(Placed):
 
     limit: Limit = DEFAULT_LIMIT
     foreign: ClassVar[tuple[str, ...]] = ("cursor", "page", "size")
+    only03: ClassVar[tuple[str, ...]] = ("query",)
 
     @model_validator(mode="before")
     @classmethod

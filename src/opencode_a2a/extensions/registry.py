@@ -15,10 +15,12 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
+    DisabledReason,
     InvalidFieldError,
     InvalidParamsError,
     MethodNotFoundError,
     MissingFieldError,
+    Off,
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
@@ -30,10 +32,12 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import Payload, Routed, schema_name
-from opencode_a2a.rights import Capability
+from opencode_a2a.rights import Action, Capability, at_least
 
 PAGE = "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/docs/extension-specifications.md"
 PROFILE = "opencode-a2a-single-tenant-coding-v1"
+PROFILE_VARIABLE = "A2A_PROFILE"
+"""The setting of the deployment's profile, which limits what every caller may change."""
 
 Errors = tuple[type[ServiceError], ...]
 Handler = Callable[[Call, Any], Awaitable[Payload]]
@@ -43,7 +47,7 @@ Merge = Callable[[Any, list[Any]], Payload]
 H = TypeVar("H", bound=Handler)
 Description = Callable[[Settings], JsonObject]
 """Makes the params of an extension on a card from the settings of the deployment."""
-Availability = Literal["enabled", "disabled_by_configuration", "disabled_by_policy"]
+Availability = Literal["enabled", DisabledReason]
 Stability = Literal["stable", "experimental"]
 
 _ALWAYS: Errors = (
@@ -99,8 +103,9 @@ class Method:
     """How stable OpenCode declares the feature behind it to be."""
     audit: str | None = None
     """The event of the audit record that every call writes."""
-    writes: bool = False
-    """Whether it changes files, or runs something that can, without asking for a permission."""
+    needs: Action = "deny"
+    """The least that a call has to be allowed to change: ``ask`` for a method that changes files
+    itself, ``allow`` for one that runs what the agent would have to ask for."""
     repeatable: bool = False
     """Whether the next owner may make a call again if a replica dies over it, as for any read."""
     local: bool = False
@@ -113,22 +118,31 @@ class Method:
     def all_errors(self) -> Errors:
         """The declared errors, and those that the rest of the declaration implies."""
         implied: list[type[ServiceError]] = [MissingFieldError, InvalidFieldError]
-        implied += [AuthorizationForbiddenError] if self.capability or self.writes else []
-        implied += [MethodNotFoundError] if self.condition else []
+        limited = self.needs != "deny"
+        implied += [AuthorizationForbiddenError] if self.capability or limited else []
+        implied += [MethodNotFoundError] if self.condition or limited else []
         return tuple(dict.fromkeys((*self.errors, *implied)))
 
-    def state(self, settings: Settings) -> Availability:
+    def off(self, settings: Settings) -> Off | None:
+        """Return why a deployment does not offer the method; None if it does."""
         condition = self.condition
-        if condition is None:
-            return "enabled"
-        if not condition.enabled(settings):
-            return "disabled_by_configuration"
-        return "enabled" if condition.permitted(settings) else "disabled_by_policy"
+        if condition and not condition.enabled(settings):
+            return Off("disabled_by_configuration", condition.variable)
+        if condition and not condition.permitted(settings):
+            return Off("disabled_by_policy", condition.variable)
+        # No credential and no message widens the profile of the deployment.
+        if not at_least(settings.auth.rights.changes, self.needs):
+            return Off("disabled_by_policy", PROFILE_VARIABLE)
+        return None
+
+    def state(self, settings: Settings) -> Availability:
+        off = self.off(settings)
+        return off.reason if off else "enabled"
 
     def routing_fields(self, settings: Settings) -> list[str]:
         """Return the names of the fields that choose where the method runs."""
         fields = ["metadata.opencode.workspace.id"]
-        if settings.workspace is not None:  # without a root no directory can be named
+        if settings.directory_override:
             fields.append("metadata.opencode.directory")
             fields += ["directory"] if "directory" in self.params.model_fields else []
         return fields
@@ -143,15 +157,18 @@ class Method:
         for name in ("items", "item"):
             if name in fields:
                 result["items_type"] = _type_name(fields[name].annotation)
+        params: JsonObject = {
+            "required": names[True],
+            "optional": names[False],
+            "unsupported": [*self.params.foreign],
+        }
+        if self.params.only03 and "0.3" in settings.a2a.supported_protocol_versions:
+            params["optional_in_0.3"] = [*self.params.only03]
         contract: JsonObject = {
             "summary": self.summary,
             "access": self.access.value,
             "availability": self.state(settings),
-            "params": {
-                "required": names[True],
-                "optional": names[False],
-                "unsupported": [*self.params.foreign],
-            },
+            "params": params,
             "result": result,
             "routing_fields": [*self.routing_fields(settings)],
             "errors": [*sorted({error.reason for error in self.all_errors})],
@@ -228,11 +245,12 @@ class Extension:
             "retention": "experimental-upstream" if experimental else "stable",
             "extension_uri": self.uri,
         }
-        if method.condition:
-            enabled = method.state(settings) == "enabled"
-            retention["availability"] = "enabled" if enabled else "disabled"
+        off = method.off(settings)
+        toggle = off.toggle if off else method.condition and method.condition.variable
+        if toggle:
+            retention["availability"] = "disabled" if off else "enabled"
             retention["retention"] = "deployment-conditional"
-            retention["toggle"] = method.condition.variable
+            retention["toggle"] = toggle
         return retention
 
     def method(
@@ -245,7 +263,7 @@ class Extension:
         capability: Capability | None = None,
         stability: Stability = "stable",
         audit: str | None = None,
-        writes: bool = False,
+        needs: Action = "deny",
         repeatable: bool = False,
         local: bool = False,
         merge: Merge | None = None,
@@ -277,7 +295,7 @@ class Extension:
                 capability=capability,
                 stability=stability,
                 audit=audit,
-                writes=writes or access is Access.OPERATE,
+                needs="ask" if needs == "deny" and access is Access.OPERATE else needs,
                 repeatable=repeatable,
                 local=local,
                 merge=merge,
@@ -332,6 +350,13 @@ class Extension:
             for error in method.all_errors
             if not issubclass(error, InvalidParamsError)
         }
+        invalid = [
+            name
+            for method in methods
+            for error in method.all_errors
+            if issubclass(error, InvalidParamsError)
+            for name in error.data_fields
+        ]
         params |= {
             "routing_fields": [*shared],
             "upstream_stability": {method.name: method.stability for method in methods},
@@ -342,7 +367,7 @@ class Extension:
                 "error_data_fields": {
                     reason: [*error.data_fields] for reason, error in errors.items()
                 },
-                "invalid_params_data_fields": ["type", *InvalidFieldError.data_fields],
+                "invalid_params_data_fields": ["type", *dict.fromkeys(invalid)],
             },
         }
         return params

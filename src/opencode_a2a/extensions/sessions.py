@@ -344,7 +344,6 @@ class PromptDone(SessionDone):
     Access.CONTROL,
     AuthorizationForbiddenError,
     BudgetExhaustedError,
-    InvalidParamsError,
     SessionBusyError,
     example={"request": {"parts": [{"type": "text", "text": "hello"}]}},
 )
@@ -356,10 +355,13 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     under `message_id`. `tools` takes tools away, but does not allow what needs a permission.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    if any(part.type == "subtask" for part in params.request.parts):
-        call.require_unasked(
-            "A sub-agent cannot be kept from changing files; send the prompt without a subtask"
+    subtasks = any(part.type == "subtask" for part in params.request.parts)
+    if subtasks and call.rights.changes != "allow":
+        raise AuthorizationForbiddenError(
+            "A sub-agent cannot be kept from changing files; send the prompt without a subtask",
+            credential_id=call.caller.credential_id,
         )
+    await _check_chosen(call, params.request)
     prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
@@ -367,6 +369,24 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
             given = {"message_id": message_id, "agent": agent, "tools": None}
             await call.opencode.prompt_async(session.id, prompt.model_copy(update=given), at=at)
     return PromptDone(session_id=session.id, message_id=message_id)
+
+
+async def _check_chosen(call: Call, request: PromptRequest) -> None:
+    """Refuse an agent or a model that OpenCode does not have.
+
+    OpenCode (1.18) takes such a prompt, runs nothing and stores no error.
+    """
+    if request.agent:
+        names = [agent.name for agent in await call.opencode.agents(at=call.at)]
+        if request.agent not in names:
+            text = f"is not one of the agents: {', '.join(names)}"
+            raise InvalidParamsError.of("request.agent", text)
+    if request.model is not None:
+        catalogue, chosen = await call.opencode.provider_catalogue(at=call.at), request.model
+        found = [one for one in catalogue.all if one.id in catalogue.connected]
+        if not any(one.id == chosen.provider_id and chosen.model_id in one.models for one in found):
+            text = "is not a model of a connected provider; opencode.models.list has them"
+            raise InvalidParamsError.of("request.model", text)
 
 
 async def _message_id(
@@ -393,11 +413,10 @@ class CommandParams(OfSession):
 @SESSIONS.method(
     "opencode.sessions.command",
     Access.CONTROL,
-    AuthorizationForbiddenError,
     BudgetExhaustedError,
-    InvalidParamsError,
     SessionBusyError,
     example={"request": {"command": "review", "arguments": ""}},
+    needs="allow",
 )
 async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
     """Run one of OpenCode's commands in a session and return the answer.
@@ -406,10 +425,6 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
     reads. Those are the author's to choose: arguments cannot add any.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    call.require_unasked(
-        "A command can run shell commands without permission, and the call has to ask for, or "
-        "refrain from, changes; send a message instead"
-    )
     wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
     known = {one.name: one for one in await call.opencode.command_sources(at=at)}
     source = known.get(wanted.command)
@@ -437,6 +452,7 @@ class ShellParams(OfSession):
     SessionBusyError,
     example={"request": {"agent": "build", "command": "git status"}},
     condition=_SHELL,
+    needs="allow",
     capability="session_shell",
     audit="session_shell_audit",
 )
@@ -445,10 +461,6 @@ async def shell(call: Call, params: ShellParams) -> Item[A2AMessage]:
 
     It is refused where changes have to be asked for: nobody would be asked.
     """
-    call.require_unasked(
-        "A shell command runs without permission, and the call has to ask for, or refrain from, "
-        "changes; send a message instead"
-    )
     async with call.working(params.session_id) as session:
         answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
     return Item(item=A2AMessage.of(answer, call.version))
@@ -606,7 +618,6 @@ class SummarizeParams(OfSession):
     "opencode.sessions.summarize",
     Access.MUTATE,
     BudgetExhaustedError,
-    InvalidParamsError,
     SessionBusyError,
     condition=_MUTATIONS,
 )
@@ -655,7 +666,7 @@ class RevertParams(OfSession):
     UpstreamNotFoundError,
     example={"request": {"messageID": _MESSAGE}},
     condition=_MUTATIONS,
-    writes=True,
+    needs="ask",
 )
 async def revert(call: Call, params: RevertParams) -> OneSession:
     """Revert a message, everything after it, and the file changes they made."""
@@ -668,7 +679,7 @@ async def revert(call: Call, params: RevertParams) -> OneSession:
 
 
 @SESSIONS.method(
-    "opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, condition=_MUTATIONS, writes=True
+    "opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, condition=_MUTATIONS, needs="ask"
 )
 async def unrevert(call: Call, params: OfSession) -> OneSession:
     """Undo a revert, provided no prompt has been sent since."""

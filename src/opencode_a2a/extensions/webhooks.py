@@ -1,6 +1,6 @@
-"""Methods by which callers look after their webhooks: list them, and retry those given up.
+"""Methods about a caller's webhooks: list deliveries, and retry those that failed for good.
 
-They are set by operations of A2A, and ``tasks.outbox`` serves them.
+Webhooks are set by operations of A2A (``tasks.webhooks``), and served by ``push.loop``.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ WEBHOOKS = Extension(
     key="webhooks",
     title="OpenCode webhooks",
     anchor="opencode-webhooks-v1",
-    summary="See how the webhooks of tasks fare, and try again what was given up.",
+    summary="List webhook deliveries and retry those that failed for good.",
     skill="opencode.webhooks.query",
     tags=("push", "webhooks"),
     notes=(
@@ -35,10 +35,6 @@ class WebhooksParams(Routed):
 class WebhookParams(Routed):
     task_id: Id
     id: Id
-
-    @property
-    def named_task(self) -> str | None:
-        return self.task_id
 
 
 class WebhookItem(Payload):
@@ -66,7 +62,7 @@ async def list_webhooks(call: Call, params: WebhooksParams) -> Items[WebhookItem
     One that is `failed` was given up; its `last_outcome` says why: `http_503`, `timeout`,
     `unreachable`, `unknown_host`, `refused_address`, `tls`, or `error` for a fault of the service.
     """
-    found = await call.deps.outbox.page(call.principal, params.task_id, MOST_WEBHOOKS)
+    found = await call.deps.webhooks.page(call.principal, params.task_id, MOST_WEBHOOKS)
 
     def at(moment: int | None) -> str | None:
         return None if moment is None else timestamp(moment)
@@ -93,6 +89,7 @@ async def list_webhooks(call: Call, params: WebhooksParams) -> Items[WebhookItem
     WebhookNotFoundError,
     example={"task_id": "t-1", "id": "c-1"},
     condition=_ENABLED,
+    local=True,
 )
 async def retry_webhook(call: Call, params: WebhookParams) -> WebhookDone:
     """Try a webhook again at once, from the first change that its receiver has not taken.
@@ -101,7 +98,7 @@ async def retry_webhook(call: Call, params: WebhookParams) -> WebhookDone:
     """
     try:
         log = await call.deps.tasks.log(call.principal, params.task_id)
-        await call.deps.outbox.retry(log, params.id)
+        await call.deps.webhooks.retry(log, params.id)
     except TaskNotFoundError:
         raise WebhookNotFoundError(task_id=params.task_id, id=params.id) from None
     return WebhookDone(task_id=params.task_id, id=params.id)

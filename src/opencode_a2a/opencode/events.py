@@ -5,10 +5,8 @@ followed; ``opencode.turn_state`` consumes them. Unknown fields and unknown even
 known event that is malformed is an error. Nothing here knows what a turn is.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-
-import orjson
-from pydantic import ValidationError
 
 from opencode_a2a.events import JsonObject, Resolution
 from opencode_a2a.ids import MessageId, RequestId, SessionId
@@ -18,10 +16,12 @@ from opencode_a2a.opencode.types import (
     Part,
     PermissionRequest,
     QuestionRequest,
+    ReasoningPart,
     SessionStatus,
     StatusBusy,
     StatusIdle,
     StatusRetry,
+    TextPart,
     TurnError,
     Wire,
 )
@@ -99,6 +99,22 @@ class PartDelta(NamedTuple):
     delta: str
 
 
+class HeardText(NamedTuple):
+    """The text of a part that is being written, as far as the feed has heard it without a gap.
+
+    The feed itself makes it, for a follower that begins in the middle of the part.
+    """
+
+    event_id: str
+    session_id: SessionId
+    message_id: MessageId
+    part_id: str
+    pieces: Mapping[str, str]
+    """By the ids of their events, in order."""
+    start: TextPart | ReasoningPart | None
+    """The part as it began; None if pieces are missing between that and the first."""
+
+
 class RequestSettled(NamedTuple):
     """A permission or question was answered, by this service or by another client."""
 
@@ -127,7 +143,7 @@ Validated = (
     | PermissionAsked
     | QuestionAsked
 )
-Event = PartDelta | SessionStatusChanged | SessionChanged | RequestSettled | Validated
+Event = PartDelta | HeardText | SessionStatusChanged | SessionChanged | RequestSettled | Validated
 
 EVENTS: dict[str, type[Validated]] = {
     "message.part.updated": PartUpdated,
@@ -210,7 +226,7 @@ def decode(data: bytes) -> Event | None:
                 case _:
                     pass
         return model.model_validate(properties | head)
-    except (orjson.JSONDecodeError, ValidationError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         # The text of a validation error repeats the payload, which is the user's.
         raise MalformedEventError(type(error).__name__) from error
 
@@ -251,6 +267,28 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
                 "permission" if permission else "question",
                 _RESOLUTIONS[properties["reply"] if permission else kind],
             )
+
+
+class Wire1:
+    """The decoder of OpenCode 1, whose events need no memory."""
+
+    followed = FOLLOWED
+    texts = frozenset(
+        {
+            b"message.part.delta",
+            b"message.part.updated",
+            b"session.status",
+            b"session.idle",
+            b"session.deleted",
+        }
+    )
+
+    def head(self, data: bytes) -> tuple[bytes, bytes]:
+        return head_of(data)
+
+    def decode(self, data: bytes) -> Sequence[Event]:
+        event = decode(data)
+        return () if event is None else (event,)
 
 
 def child_session(tool: str, metadata: JsonObject | None) -> SessionId | None:

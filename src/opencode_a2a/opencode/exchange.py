@@ -7,7 +7,6 @@ connections are open. Nothing here knows OpenCode.
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +15,8 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from opencode_a2a.trust import machine_trust
 
 CONNECT_SECONDS = 10.0
 KEPT_SECONDS = 4.0
@@ -26,6 +27,10 @@ KEPT_CONNECTIONS = 64
 
 class ExchangeError(Exception):
     """The call failed before the response was complete; the text is short and quotes no driver."""
+
+
+class NotHttpError(ExchangeError):
+    """What answers does not speak HTTP."""
 
 
 class TooLargeError(ExchangeError):
@@ -137,7 +142,7 @@ class HttpConnection(asyncio.Protocol):
             if self._sink is not None:
                 self._drain(self._sink)
         except httptools.HttpParserError:
-            self._fail(ExchangeError("not HTTP"))
+            self._fail(NotHttpError("not HTTP"))
         except Exception as error:  # raised by the sink: ``read`` has to raise it
             self._fail(error)
 
@@ -178,7 +183,7 @@ class Exchange:
 
     def __init__(self, base_url: str, headers: Mapping[str, str], max_bytes: int) -> None:
         url = urlsplit(base_url)
-        self._secure = ssl.create_default_context() if url.scheme == "https" else None
+        self._secure = machine_trust() if url.scheme == "https" else None
         self._host = url.hostname or ""
         self._port = url.port or (443 if self._secure else 80)
         self._prefix = url.path.rstrip("/")

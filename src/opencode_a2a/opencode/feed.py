@@ -2,7 +2,9 @@
 
 ``Ownership._begin`` (``tasks.ownership``) runs the ``Feed``. A turn follows a session tree and gets
 its events in batches. The stream has no replay: a ``Gap`` stands where events may be missing, and
-the follower then reads OpenCode's stored state. Nothing here knows about turns.
+the follower then reads OpenCode's stored state. Where several replicas may run an OpenCode, each
+listens to it all the time, and keeps the texts that are being written for a turn that it resumes
+(``opencode.heard``). Nothing here knows about turns.
 """
 
 import asyncio
@@ -14,23 +16,23 @@ import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.ids import SessionId
+from opencode_a2a.opencode.driver import Decoder
 from opencode_a2a.opencode.events import (
-    FOLLOWED,
     Event,
     MalformedEventError,
     PartDelta,
     PartUpdated,
     SessionChanged,
+    Wire1,
     child_session,
-    decode,
-    head_of,
 )
-from opencode_a2a.opencode.types import ToolPart
+from opencode_a2a.opencode.heard import HeardTexts
+from opencode_a2a.opencode.types import Part, ToolPart
 
 logger = structlog.get_logger(__name__)
 
 Read = Callable[[Callable[[bytes], object]], Coroutine[None, None, None]]
-"""Reads ``GET /global/event`` until it ends and passes on the bytes, cut anywhere."""
+"""Reads the event stream until it ends and passes on the bytes, cut anywhere."""
 OnText = Callable[[list[PartDelta]], None]
 
 MAX_INBOX = 20_000
@@ -196,28 +198,40 @@ class Feed:
     def __init__(
         self,
         read: Read,
+        decoder: Callable[[], Decoder] = Wire1,
         *,
         silence: float = 25.0,
         first_delay: float = 0.25,
         last_delay: float = 5.0,
         inbox: int = MAX_INBOX,
+        keeps_texts: bool = False,
     ) -> None:
         self.connections = 0
         """Connections established so far."""
         self._read = read
+        self._new_decoder = decoder
+        self._decoder: Decoder | None = None
+        """The decoder of this connection, which may remember earlier events of it."""
         self._silence = silence
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
         self.up = asyncio.Event()
         """Set while the stream is connected: the events of a prompt sent now will arrive."""
         self._routes: Routes = {}
+        self._heard = HeardTexts() if keeps_texts else None
         self._touched: set[Subscription] = set()
         """Followers with new items, which are delivered at the end of the chunk."""
 
-    def follow(self, root: SessionId) -> Subscription:
-        """Follow a session tree from now on; close the subscription when done."""
+    def follow(self, root: SessionId, *, resumes: bool = False) -> Subscription:
+        """Follow a session tree from now on; close the subscription when done.
+
+        One that ``resumes`` begins with what was kept of the session's open texts.
+        """
         subscription = Subscription({root}, self._routes, self._inbox)
         self._routes.setdefault(root.encode(), []).append(subscription)
+        if resumes and self._heard is not None:
+            for text in self._heard.of(root):
+                subscription.put(text)
         return subscription
 
     @property
@@ -231,6 +245,7 @@ class Feed:
         delay, patience = first_delay, min(self._silence, FIRST_SECONDS)
         while True:
             connections, frames = self.connections, Frames()
+            self._decoder = None
             reason = "closed"
             try:
                 async with asyncio.timeout(patience) as deadline:
@@ -252,6 +267,7 @@ class Feed:
                 reason = "broken"
             if self.up.is_set():
                 self.up.clear()
+                self._forget_texts()
                 metrics.UPSTREAM_RETRIES.inc()
                 logger.warning("feed.disconnected", reason=reason, connections=self.connections)
                 self._put(self._followers, Gap(reason, connected=False))
@@ -264,36 +280,48 @@ class Feed:
             delay = min(delay * 2, last_delay)
 
     def _dispatch(self, data: bytes) -> None:
-        """Pass an event to the followers of its session; without any, it is not even decoded."""
-        kind, session = head_of(data)
-        followers = self._routes.get(session)
+        """Pass an event to the followers of its session; without any, most are not even decoded."""
+        decoder = self._decoder = self._decoder or self._new_decoder()
+        kind, session = decoder.head(data)
+        followers, heard = self._routes.get(session), self._heard
         if followers is None:
             if kind == b"server.connected":
                 self.connections += 1
                 self.up.set()
+                self._forget_texts()
                 self._put(self._followers, Gap("connected"))
             elif kind in _DISPOSED:
+                self._forget_texts()
                 self._put(self._followers, Gap("disposed"))
             elif kind in _FAMILY:
                 self._adopt_child(data, session)
-            return
-        if kind not in FOLLOWED:
+            if heard is None or kind not in decoder.texts:
+                return
+            followers = ()
+        elif kind not in decoder.followed:
             return
         try:
-            event = decode(data)
+            events = decoder.decode(data)
         except MalformedEventError as error:
             logger.warning("feed.malformed", error=str(error), bytes=len(data))
             self._put(followers, Gap("malformed"))
+            if heard is not None:
+                heard.forget(SessionId(session.decode()))
             return
-        if event is not None:
+        for event in events:
             self._put(followers, event)
-        if type(event) is SessionChanged:
-            self._adopt_child(data, session)
-        elif type(event) is PartUpdated and isinstance(event.part, ToolPart):
-            child = child_session(event.part.tool, event.part.state.metadata)
-            if child is not None:
+            if heard is not None:
+                heard.hear(event)
+            if type(event) is SessionChanged:
+                self._adopt_child(data, session)
+            elif type(event) is PartUpdated and (child := _child_of(event.part)) is not None:
                 for subscription in followers:
                     subscription.adopt(child)
+
+    def _forget_texts(self) -> None:
+        """Forget the texts that were kept: events are missing."""
+        if self._heard is not None:
+            self._heard.clear()
 
     def _adopt_child(self, data: bytes, child: bytes) -> None:
         """Let the followers of a session follow its new child too."""
@@ -313,3 +341,8 @@ class Feed:
         touched, self._touched = self._touched, set()
         for subscription in touched:
             subscription.flush()
+
+
+def _child_of(part: Part) -> SessionId | None:
+    """Return the session of the sub-agent that a part is about, if it is about one."""
+    return child_session(part.tool, part.state.metadata) if isinstance(part, ToolPart) else None

@@ -31,27 +31,31 @@ from opencode_a2a.errors import (
     ServiceError,
     UpstreamError,
     UpstreamHttpError,
-    UpstreamUnreachableError,
 )
-from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.events import JsonObject
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.connect import Connection
+from opencode_a2a.opencode.data import conflict, database_of, owner_of, packaged
+from opencode_a2a.opencode.driver import Location
+from opencode_a2a.opencode.kinds import Found, Kind, of_version, problem_of, untested
 from opencode_a2a.opencode.process import (
     INSTALL,
     LAST_OUTPUT_SECONDS,
     MARKER,
     STOP_SECONDS,
+    OpenCodeMissingError,
     OpenCodeProcess,
     OpenCodeStartError,
     Record,
     RecordLock,
     UnsupportedOpenCodeError,
     birth,
+    ends_with_us,
     kill_abandoned,
     kill_leftovers,
     recorded_in,
-    untested,
-    unusable,
 )
+from opencode_a2a.opencode.withholding import withholding
 
 logger = structlog.get_logger(__name__)
 
@@ -62,23 +66,26 @@ STEADY_SECONDS: Final = 60.0
 """Seconds that OpenCode must have run to be started again after the shortest delay."""
 PORT_ATTEMPTS: Final = 3
 HEALTHY_SECONDS: Final = 10.0
-VERSION_SECONDS: Final = 5.0
+VERSION_SECONDS: Final = 15.0
 
 
 # Command, port, environment and configuration
 
-_WITHHOLD: Final = Path(__file__).with_name("withhold.js").as_uri()
 _BASIC: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG",
     "LANGUAGE", "LC_*", "XDG_*",
 )  # fmt: skip
 """Variables that are always passed: hardly any program works without them."""
-_OWN: Final = ("A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD")
+_OWN: Final = (
+    "A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD*",
+    "NOTIFY_SOCKET", "WATCHDOG_*", "LISTEN_*", "CREDENTIALS_DIRECTORY",
+)  # fmt: skip
+"""Our variables, and those with which systemd speaks to this process alone."""
 _PASSING: Final = (
     "_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID",
     "SSH_*", "XDG_SESSION_*", "XDG_RUNTIME_DIR", "DBUS_*", "DISPLAY", "WAYLAND_*", "GPG_TTY",
-    "TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "NOTIFY_SOCKET",
-    "LISTEN_*", "MEMORY_PRESSURE_*", "WATCHDOG_*",
+    "TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*",
+    "MEMORY_PRESSURE_*",
 )  # fmt: skip
 """Variables of one terminal or one run of a systemd unit, which do not count as configuration."""
 
@@ -87,7 +94,7 @@ def find_command(command: str, path: str | None = None) -> str:
     """Return the absolute path of an executable, searched for in ``path``."""
     executable = shutil.which(os.path.expanduser(command), path=path)
     if executable is None:
-        raise OpenCodeStartError(
+        raise OpenCodeMissingError(
             f"OpenCode's command {command!r} was not found; install it with {INSTALL}, "
             "or set OPENCODE_COMMAND to its path"
         )
@@ -106,22 +113,20 @@ def free_port(host: str) -> int:
 def passed_environment(
     source: Mapping[str, str], withheld: Collection[str] = (), only: Sequence[str] = ("*",)
 ) -> dict[str, str]:
-    """Return the variables for OpenCode and its tools: those that match ``only``, none of ours."""
+    """Return the variables for OpenCode and its tools: those that match ``only``, none of ours.
+
+    ``withheld`` are names too, in which ``*`` matches anything.
+    """
+    hidden = (*_OWN, *withheld)
     return {
         name: value
         for name, value in source.items()
-        if _matches(name, (*only, *_BASIC)) and not _matches(name, _OWN) and name not in withheld
+        if _matches(name, (*only, *_BASIC)) and not _matches(name, hidden)
     }
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _merged(under: Json, over: Json) -> Json:
-    if not (isinstance(under, dict) and isinstance(over, dict)):
-        return over
-    return under | {key: _merged(under.get(key), value) for key, value in over.items()}
 
 
 def install_nothing(config: Path) -> None:
@@ -154,6 +159,16 @@ async def _version_of(executable: str, variables: Mapping[str, str]) -> str:
             await process.wait()
         output.seek(0)
         return output.read(1000).decode(errors="replace").strip()
+
+
+async def _check_data(executable: str, variables: Mapping[str, str]) -> None:
+    """Raise UnsupportedOpenCodeError if the program would spoil data of the other generation."""
+    database = database_of(variables)
+    owner = await asyncio.to_thread(owner_of, database)
+    if owner is not None:
+        program = packaged(executable) or of_version(await _version_of(executable, variables))
+        if (why := conflict(owner, program, database)) is not None:
+            raise UnsupportedOpenCodeError(why)
 
 
 class ManagedOpenCode:
@@ -195,6 +210,8 @@ class ManagedOpenCode:
         self._keeper: asyncio.Task[None] | None = None
         self._taken = False
         """Whether an earlier run of this program started it."""
+        self.ends_with_us = ends_with_us()
+        """Whether it cannot outlive this process, as in a container."""
         self.username = USERNAME
         self.password = secrets.token_urlsafe(32)
         self.url = ""
@@ -214,6 +231,8 @@ class ManagedOpenCode:
     @property
     def keepable(self) -> bool:
         """Whether the next start could take it over."""
+        if self.ends_with_us:
+            return False
         left = Record.read(self._record) if self._record is not None else None
         return self.running and left is not None and left.birth is not None
 
@@ -281,8 +300,8 @@ class ManagedOpenCode:
             reason = "it does not answer as it should"
             with contextlib.suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(HEALTHY_SECONDS), self._client() as opencode:
-                    version = (await opencode.health()).version
-                    await opencode.config(at=self._at)
+                    version = (await opencode.choose()).version
+                    await opencode.driver.config(at=self._at)
                 if version == self.version:
                     logger.info(
                         "took over OpenCode", version=version, url=self.url, pid=process.pid
@@ -321,18 +340,7 @@ class ManagedOpenCode:
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
                 variables[name] = str(place.absolute())
             install_nothing(self._state / "config")
-        try:
-            theirs: Json = orjson.loads(variables.get("OPENCODE_CONFIG_CONTENT", "{}"))
-        except orjson.JSONDecodeError as error:
-            raise OpenCodeStartError(f"OPENCODE_CONFIG_CONTENT is not JSON: {error}") from None
-        config = _merged(theirs, self._config)
-        if isinstance(config, dict):
-            plugins = config.get("plugin")
-            config["plugin"] = [*(plugins if isinstance(plugins, list) else ()), _WITHHOLD]
-        return variables | {
-            "OPENCODE_CONFIG_CONTENT": orjson.dumps(config).decode(),
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        return withholding(variables, self._config) | {
             "OPENCODE_SERVER_USERNAME": USERNAME,
             "OPENCODE_SERVER_PASSWORD": self.password,
             MARKER: self._marker,
@@ -355,6 +363,7 @@ class ManagedOpenCode:
         self._taken = False
         settings, variables = self._settings, self.variables()
         executable = find_command(settings.command, variables.get("PATH"))
+        await _check_data(executable, variables)
         address = ("--hostname", settings.managed_server_host, "--port", str(self._port))
         command = [executable, "serve", *address]
         record = Record(marker=self._marker, password=self.password, setup=self.setup())
@@ -362,53 +371,53 @@ class ManagedOpenCode:
             record.write(self._record)  # first: if we are killed now, the marker must be known
         process = await OpenCodeProcess.spawn(command, self._directory, variables)
         self._process = process
+        found, reason = Found(Kind.NOTHING), "OpenCode ended at once"
         try:
             async with asyncio.timeout(settings.startup_timeout):
-                usable = await self._wait_until_usable(process)
-        except TimeoutError:
-            seconds = f"{settings.startup_timeout:g} s"
-            reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
-            unknown = True
-        except UpstreamError as error:
-            reason = f"OpenCode does not work: {error.message}: {error.detail}"
-            unknown = True
-        else:
-            if usable:
+                found = await self._wait_until_known(process)
+            if found.usable:
+                self.version = found.version or ""
                 pid = process.pid
                 known = {"url": self.url, "version": self.version, "pid": pid, "birth": birth(pid)}
                 if self._record is not None:
                     record.model_copy(update=known).write(self._record)
                 logger.info("OpenCode runs", version=self.version, url=self.url, pid=pid)
                 return
-            reason, unknown = "OpenCode ended at once", False
-        # Versions before 1.1 have no health check, and 2 has another one or does not print where it
-        # listens: only the program itself can tell its version.
-        why = unusable(await _version_of(executable, variables)) if unknown else None
+            if found.kind is not Kind.NOTHING and (why := problem_of(found)):
+                reason = f"OpenCode does not work: {why.what}"
+        except TimeoutError:
+            seconds = f"{settings.startup_timeout:g} s"
+            reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
+        except UpstreamError as error:
+            reason = f"OpenCode does not work: {error.message}: {error.detail}"
+        if found.version is None and not any("ServeError" in line for line in process.tail):
+            # 1.0 has no health check, and others may not print where they listen, or may want other
+            # flags or another password: only the program itself can tell its version.
+            told = of_version(await _version_of(executable, variables))
+            found = told if told.kind is not Kind.V1 else found
         await self._stop()
-        if why is not None:
-            raise UnsupportedOpenCodeError(why)
+        if found.kind is Kind.V1_0:
+            raise UnsupportedOpenCodeError(f"{executable} cannot be used: {problem_of(found)}")
         raise OpenCodeStartError(reason, command, process.tail)
 
-    async def _wait_until_usable(self, process: OpenCodeProcess) -> bool:
-        """Wait until OpenCode can be used; return False if it exits before that."""
+    async def _wait_until_known(self, process: OpenCodeProcess) -> Found:
+        """Wait until OpenCode can be used, or is none that can; ``NOTHING`` if it exits before."""
         url = await process.url
         if url is None:
-            return False
+            return Found(Kind.NOTHING)
         self.url = url
         async with self._client() as opencode:
             while process.running:
-                try:
-                    self.version = (await opencode.health()).version
-                except UpstreamUnreachableError:
+                found = await opencode.choose(seconds=self._settings.startup_timeout)
+                if found.kind is Kind.NOTHING or found.status == 503:
                     await asyncio.sleep(0.05)  # it prints its URL a moment before it answers
                     continue
-                if reason := unusable(self.version):
-                    raise UnsupportedOpenCodeError(reason)
-                # With a broken configuration OpenCode listens, but refuses all other calls.
-                await opencode.config(at=self._at)
-                await self._check_password(process)
-                return True
-        return False
+                if found.usable:
+                    # With a broken configuration OpenCode listens, but refuses all other calls.
+                    await opencode.driver.config(at=self._at)
+                    await self._check_password(process)
+                return found
+        return Found(Kind.NOTHING)
 
     async def _check_password(self, process: OpenCodeProcess) -> None:
         """Check that OpenCode requires its password, and that its tools do not get it."""
@@ -422,7 +431,8 @@ class ManagedOpenCode:
         if not await wait(process.withheld, LAST_OUTPUT_SECONDS):
             logger.warning(
                 "the agent's tools can see OpenCode's password, and could answer the agent's "
-                "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
+                "permissions: OpenCode did not load the plugin that withholds it; unset "
+                "OPENCODE_PURE"
             )
         elif process.shows(self.password):
             logger.warning(
@@ -436,8 +446,8 @@ class ManagedOpenCode:
     def _at(self) -> Location:
         return Location.of(self._directory)
 
-    def _client(self) -> OpenCode:
-        return OpenCode(self.url, username=self.username, password=self.password)
+    def _client(self) -> Connection:
+        return Connection(self.url, username=self.username, password=self.password)
 
     # Keep running
 
@@ -470,7 +480,8 @@ class ManagedOpenCode:
             # A signal alone would leave the tools of its turns running.
             with contextlib.suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(STOP_SECONDS), self._client() as opencode:
-                    await opencode.dispose()
+                    await opencode.choose()
+                    await opencode.driver.dispose()
         if self._process is not None:
             await self._process.end()
         await self._clear()

@@ -36,6 +36,11 @@ STOP_SECONDS: Final = 5.0
 LAST_OUTPUT_SECONDS: Final = 1.0
 """Seconds to wait for lines that OpenCode may still print."""
 POLL_SECONDS: Final = 0.2
+SUPERVISORS: Final = (
+    "systemd", "init", "openrc-init", "runit", "runsvdir", "s6-svscan", "supervisord", "dinit",
+    "procd", "shepherd",
+)  # fmt: skip
+"""Names of first processes that go on when a child ends."""
 
 
 class OpenCodeStartError(Exception):
@@ -52,49 +57,21 @@ class OpenCodeStartError(Exception):
         super().__init__("\n".join(lines))
 
 
+class OpenCodeMissingError(OpenCodeStartError):
+    """There is no OpenCode to start. Trying again does not help: a person has to install it."""
+
+
 class UnsupportedOpenCodeError(OpenCodeStartError):
-    """This service cannot use OpenCode in this version."""
+    """This service cannot use what answers, or what was started, until a person acts."""
 
 
-# Which versions of OpenCode this service can work with
+# The version that is recommended; `opencode.kinds` judges the others
 
-OLDEST: Final = (1, 1)
-"""1.0 has neither a health check nor permissions that can be answered."""
 QUALIFIED: Final = "1.18.33"
 """The newest version that has passed the live tests; see ``tools/qualify.py``."""
+PREVIEW: Final = "0.0.0-next-16350"
+"""The preview of OpenCode 2 that the tests run on; nobody could run a release here."""
 INSTALL: Final = f"`npm install -g opencode-ai@{QUALIFIED}`"
-
-
-def unusable(version: str) -> str | None:
-    """Return why a version cannot be used, and the remedy; None if it can be used."""
-    number = _number(version)
-    if number is None:
-        return None
-    if number[:2] < OLDEST:
-        return f"OpenCode {version} is too old: version 1.1 or later is needed; {INSTALL}"
-    return another_api(version) if number[0] > OLDEST[0] else None
-
-
-def another_api(version: str) -> str:
-    """Return the reason for refusing an OpenCode with the API of 2, whatever its number is."""
-    why = "has the API of OpenCode 2, which this service does not speak"
-    return f"OpenCode {version} {why}; {INSTALL}"
-
-
-def untested(version: str) -> str | None:
-    """Return a warning about a version that was not tested: a newer one, or a custom build."""
-    number, newest = _number(version), _number(QUALIFIED)
-    if number is not None and newest is not None and number <= newest:
-        return None
-    return (
-        f"OpenCode {version} was not tested with this service; {QUALIFIED} is the newest that was"
-    )
-
-
-def _number(version: str) -> tuple[int, ...] | None:
-    """Return the three numbers of a version; None for a custom build with another name."""
-    number = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    return tuple(int(part) for part in number.groups()) if number else None
 
 
 # Processes
@@ -112,6 +89,25 @@ def birth(pid: int) -> str | None:
         return None
     state, started = fields[0], fields[19]
     return None if state in "ZX" else f"{boot}/{started}"
+
+
+def ends_all(pid: int, parent: int, first: str) -> bool:
+    """Whether all other processes end with this one, as those of a container do.
+
+    So it is for the first process of a container, and for the child of a first process that only
+    waits for it, such as ``tini`` or a shell. ``first`` is the name of process 1. The parent of a
+    process that a container runtime starts in a namespace of its own is 0.
+    """
+    return pid == 1 or parent == 0 or (parent == 1 and first not in SUPERVISORS)
+
+
+def ends_with_us() -> bool:
+    """Whether a process that this one leaves behind is ended with it."""
+    try:
+        first = Path("/proc/1/comm").read_text().strip()
+    except OSError:
+        first = "init"
+    return ends_all(os.getpid(), os.getppid(), first)
 
 
 def marked_processes() -> Iterator[tuple[int, str]]:

@@ -25,7 +25,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MessageId, SessionId
-from opencode_a2a.opencode.events import Event, PartDelta
+from opencode_a2a.opencode.events import Event, HeardText, PartDelta
 from opencode_a2a.opencode.text import ChannelText
 from opencode_a2a.opencode.translate import UNANSWERED, diff_changed, judge, usage
 from opencode_a2a.opencode.turn_state import (
@@ -39,6 +39,10 @@ from opencode_a2a.opencode.types import ReasoningPart, TextPart
 
 MAX_REMEMBERED_IDS = 256
 """Event ids that are remembered: OpenCode sends some events twice."""
+HELD = (
+    "The connection to OpenCode was interrupted while it wrote this text; the rest follows when "
+    "the text is complete"
+)
 UNTITLED = "New session - "
 """The beginning of the placeholder title that a session has until the model has found one."""
 
@@ -110,11 +114,13 @@ class Reader:
                 known_ids[event.event_id] = None
                 if len(known_ids) > MAX_REMEMBERED_IDS:
                     del known_ids[next(iter(known_ids))]
+            elif type(event) is HeardText:
+                known_ids |= dict.fromkeys(list(event.pieces)[-MAX_REMEMBERED_IDS // 2 :])
             if type(event) is PartDelta:
                 if event.session_id != root:
                     continue  # the text of a sub-agent
                 # Nearly always it continues the part that is being emitted: nothing to compare.
-                grew = state.stream(event.part_id, event.delta)
+                grew = state.stream(event.part_id, event.delta, event.event_id)
                 if grew is not None:
                     out.append(grew)
                     continue
@@ -128,6 +134,11 @@ class Reader:
         if not self.finished:
             self.state.apply_snapshot(stored)
             self._emit(out)
+            for text in self.state.texts.values():
+                key = ("text", "held", text.held_back)
+                if text.held_back is not None and key not in self._emitted.progress:
+                    self._emitted.progress.add(key)
+                    out.append(Progressed("text", "held", text.held_back, title=HELD))
         return merged(out)
 
     def finish(
@@ -172,6 +183,7 @@ class Reader:
             state.messages.newest,
             state.tree.last_error,
             refused=state.refused,
+            forgotten=state.forgotten,
             retrying=state.tree.retrying,
             overtaken=state.messages.overtaken,
         )
@@ -243,12 +255,14 @@ def merged(events: list[TurnEvent]) -> list[TurnEvent]:
         return events
     out: list[TurnEvent] = []
     texts: list[str] = []
+    ends_at = ""
     for event in events:
         last = out[-1] if out else None
         match last, event:
             case Grew(), Grew():
                 if last.part_id == event.part_id:
                     texts.append(event.text)
+                    ends_at = event.ends_at
                     continue
             case ToolChanged(), ToolChanged():
                 if (last.part_id, last.status) == (event.part_id, event.status):
@@ -256,20 +270,20 @@ def merged(events: list[TurnEvent]) -> list[TurnEvent]:
                     continue
             case _:
                 pass
-        _append_texts(out, texts)
+        _append_texts(out, texts, ends_at)
         out.append(event)
-    _append_texts(out, texts)
+    _append_texts(out, texts, ends_at)
     return out
 
 
-def _append_texts(out: list[TurnEvent], texts: list[str]) -> None:
-    """Append the texts to that of the last event."""
+def _append_texts(out: list[TurnEvent], texts: list[str], ends_at: str) -> None:
+    """Append the texts to that of the last event, which then ends at another place."""
     if not texts:
         return
     match out[-1]:
         case Grew() as last:
             joined = last.text + "".join(texts)
-            out[-1] = type(last)(last.message_id, last.part_id, joined, last.opens)
+            out[-1] = type(last)(last.message_id, last.part_id, joined, last.opens, ends_at)
         case _:
             pass
     texts.clear()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from opencode_a2a.events import GREW, Channel, ChannelReplaced, RunningText, TurnEvent
 from opencode_a2a.ids import MessageId
+from opencode_a2a.opencode.events import HeardText
 from opencode_a2a.opencode.types import ReasoningPart, TextPart
 
 SEPARATOR = "\n\n"
@@ -36,6 +37,8 @@ class _ChannelPart:
     """Text that was received and cannot be emitted yet."""
     streaming: bool = False
     """Whether all of its text so far was received. If not, it waits for its final text."""
+    ends_at: str = ""
+    """The id of the event that the received text ends with; empty if that is not known."""
     final: str | None = None
     """The whole text, once the part has ended."""
     void: bool = False
@@ -59,7 +62,9 @@ class _ChannelPart:
     def hold_back(self) -> None:
         """Emit nothing more of it until its final text is known."""
         self.streaming = False
-        self.waiting.clear()
+        if self.waiting:
+            self.waiting.clear()
+            self.ends_at = ""
 
 
 @dataclass(slots=True)
@@ -85,6 +90,16 @@ class ChannelText:
             part = self._add(part_id, earlier.message_id)
             part.emitted = pieces
             part.separated = len(self._parts) > 1 and pieces[0].startswith(SEPARATOR)
+        if self._parts:
+            self._parts[-1].ends_at = earlier.ends_at
+
+    @property
+    def held_back(self) -> str | None:
+        """The id of the part that comes next and cannot be emitted before it has ended."""
+        if self.frozen or self._cursor >= len(self._parts):
+            return None
+        part = self._parts[self._cursor]
+        return part.id if part.open and not part.streaming else None
 
     def open_in(self, message_id: MessageId) -> bool:
         """Whether the message has an unfinished part."""
@@ -105,6 +120,7 @@ class ChannelText:
             part.streaming = True
             if len(new.text) > len(known):
                 part.waiting.append(new.text[len(known) :])
+                part.ends_at = ""
 
     def end(self, new: TextPart | ReasoningPart) -> None:
         """Take the text of a known part as final, whether OpenCode says so or not."""
@@ -117,13 +133,43 @@ class ChannelText:
                 self._dirty = True
             part.final, part.void = text, False
 
-    def grow(self, part_id: str, text: str) -> None:
+    def catch_up(self, heard: HeardText) -> None:
+        """Go on with a part that an earlier process began to emit, if no text is missing between.
+
+        None is missing if all of the part was heard, or the piece that the emitted text ends with.
+        """
+        part = self._known.get(heard.part_id)
+        if part is None and heard.start is not None:
+            part = self._add(heard.part_id, heard.message_id)
+        if part is None or part.streaming or not part.open:
+            return
+        part.fresh = True
+        ids, pieces, known = list(heard.pieces), list(heard.pieces.values()), part.received_text
+        if heard.start is not None and (whole := "".join(pieces)).startswith(known):
+            text = whole[len(known) :]
+        elif part.ends_at in heard.pieces:
+            text = "".join(pieces[ids.index(part.ends_at) + 1 :])
+        else:
+            return
+        part.streaming = True
+        if text:
+            part.waiting.append(text)
+            part.ends_at = ids[-1]
+
+    def grow(self, part_id: str, text: str, event_id: str) -> None:
         """Add more text to a part, if the part is in this channel."""
         part = self._known.get(part_id)
-        if part is not None and part.streaming and part.open:
+        if part is None or not part.open:
+            return
+        if part.streaming:
             part.waiting.append(text)
+            part.ends_at = event_id
+        elif event_id and event_id == part.ends_at:
+            # The process that emitted this piece had heard it sooner than this one, which has all
+            # that follows.
+            part.streaming = True
 
-    def stream(self, part_id: str, text: str) -> TurnEvent | None:
+    def stream(self, part_id: str, text: str, event_id: str) -> TurnEvent | None:
         """Add text to a part and emit it at once, or return None if that is not possible.
 
         It is possible for the part that is being emitted, if no other text waits before it.
@@ -133,7 +179,10 @@ class ChannelText:
             return None
         if part.waiting or self.frozen or self._dirty or self._parts[self._cursor] is not part:
             return None
-        return self._grew(part, text) if text else None
+        if not text:
+            return None
+        part.ends_at = event_id
+        return self._grew(part, text)
 
     def void(self, part_ids: Iterable[str]) -> None:
         """Mark unfinished parts as void, unless a final text comes after all."""
@@ -221,7 +270,8 @@ class ChannelText:
             text = SEPARATOR + text if part.separated else text
             emitted.parts.append((part.id, part.emitted))
         part.emitted.append(text)
-        return GREW[self.channel](part.message_id, part.id, text, opens)
+        ends_at = part.ends_at if part.final is None else ""
+        return GREW[self.channel](part.message_id, part.id, text, opens, ends_at)
 
     def _replace_diverged(self, out: list[TurnEvent]) -> None:
         """Emit the whole channel again if the emitted text is not a prefix of the known text."""

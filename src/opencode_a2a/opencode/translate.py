@@ -193,6 +193,11 @@ INTERRUPTED = Failure(
     FailureType.UPSTREAM_INTERRUPTED,
     "OpenCode was interrupted before the answer was complete. Send the message again.",
 )
+FORGOTTEN = Failure(
+    FailureType.UPSTREAM_INTERRUPTED,
+    "OpenCode ended while it was waiting for an answer, and what it asked ended with it. "
+    "Send the message again, and it asks again.",
+)
 UNANSWERED = Failure(
     FailureType.UPSTREAM_INTERRUPTED,
     "OpenCode gave no answer: it was interrupted, or another prompt in the same session took "
@@ -265,29 +270,34 @@ def judge(
     error: TurnError | None,
     *,
     refused: bool,
+    forgotten: bool,
     retrying: bool,
     overtaken: bool,
 ) -> tuple[Outcome, Failure | None]:
     """Return the outcome of a turn that this service did not stop.
 
     ``last`` is its last message, ``error`` that of a ``session.error`` event. ``refused``: a person
-    refused what the last message asked for. ``retrying``: OpenCode was waiting for a provider when
-    it stopped. ``overtaken``: a prompt of another turn came into the session.
+    refused what the last message asked for. ``forgotten``: nobody can answer that any more, since
+    another process of OpenCode took the place of the one that asked. ``retrying``: OpenCode was
+    waiting for a provider when it stopped. ``overtaken``: a prompt of another turn came into the
+    session.
     """
     if last is None or last.time.completed is None:
         error = (last and last.error) or error
         if error is not None:
-            return _explain(error)
-        return Outcome.FAILED, INTERRUPTED if last else UNANSWERED
+            return _explain(error, last and last.provider_id)
+        return Outcome.FAILED, FORGOTTEN if forgotten else INTERRUPTED if last else UNANSWERED
     if last.error is not None:
-        return _explain(last.error)
+        return _explain(last.error, last.provider_id)
     if last.finish is None and retrying:
         return Outcome.FAILED, ABORTED
     if last.finish not in ("tool-calls", "unknown") or last.structured is not None:
         return Outcome.COMPLETED, None
     if refused:
         return Outcome.REJECTED, REFUSED
-    return (Outcome.COMPLETED, None) if overtaken else (Outcome.FAILED, INTERRUPTED)
+    if overtaken:
+        return Outcome.COMPLETED, None
+    return Outcome.FAILED, FORGOTTEN if forgotten else INTERRUPTED
 
 
 def mask_paths(text: str) -> str:
@@ -302,13 +312,15 @@ def redact(text: str) -> str:
     return line if len(line) <= MAX_WORDS else line[:MAX_WORDS] + "…"
 
 
-def _explain(error: TurnError) -> tuple[Outcome, Failure]:
+def _explain(error: TurnError, provider: str | None) -> tuple[Outcome, Failure]:
     """Return the outcome and the failure of a turn that ended with this error."""
     status = error.data.status_code
     if error.name == "MessageAbortedError":
         return Outcome.FAILED, ABORTED
     unsigned = error.name == "ProviderAuthError" or status == 401
     kind, remedy = _STATUS[401] if unsigned else _NAMED.get(error.name) or _by_status(status)
+    if unsigned and provider:  # whoever reads it has to know where to sign in
+        remedy = remedy.replace("The model provider", f"The model provider {redact(provider)}")
     text = redact(error.data.message or "")
     # The text of a database error, which comes when the session was deleted, helps no caller.
     words = f": {text}" if text and not text.startswith("Failed query") else "."

@@ -21,6 +21,7 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.opencode.events import (
     Event,
+    HeardText,
     MessageRemoved,
     MessageUpdated,
     PartDelta,
@@ -71,7 +72,7 @@ from opencode_a2a.opencode.types import (
     UserSummary,
 )
 
-MessageEvent = PartDelta | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
+MessageEvent = PartDelta | HeardText | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
 
 MAX_POSTPONED = 5_000
 """Events that may wait until it is known whether their message belongs to the turn."""
@@ -318,6 +319,8 @@ class TurnRequests:
     settled: dict[RequestId, Resolution] = field(default_factory=dict[RequestId, Resolution])
     refused_in: MessageId | None = None
     """The newest message of the turn when a person last refused a request of its agent."""
+    lost_in: MessageId | None = None
+    """The same when a request was last gone without an answer: OpenCode was started anew."""
     _calls: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     """Tool calls of all sessions by call id: a request names the call that it is for."""
 
@@ -344,6 +347,8 @@ class TurnRequests:
         of_root = interrupt is not None and interrupt.session_id == self.root
         if of_root and newest is not None and resolution == "rejected":
             self.refused_in = newest.id
+        elif newest is not None and resolution == "void":
+            self.lost_in = newest.id
 
     def blocks(self, call_id: str) -> bool:
         """Whether a pending request blocks this tool call."""
@@ -424,6 +429,12 @@ class TurnState:
         )
 
     @property
+    def forgotten(self) -> bool:
+        """Whether what the last message asked for is gone without an answer."""
+        last = self.messages.newest
+        return last is not None and last.id == self.requests.lost_in
+
+    @property
     def cost(self) -> float:
         """The cost of the turn so far, its sub-agents included."""
         own = sum(answer.cost for answer in self.messages.answers.values())
@@ -452,10 +463,10 @@ class TurnState:
 
     # Updates from events
 
-    def stream(self, part_id: str, text: str) -> TurnEvent | None:
+    def stream(self, part_id: str, text: str, event_id: str) -> TurnEvent | None:
         """Add growing text; return it as emitted if nothing else has to be compared."""
         for channel in self.texts.values():
-            grew = channel.stream(part_id, text)
+            grew = channel.stream(part_id, text, event_id)
             if grew is not None:
                 return grew
         return None
@@ -466,7 +477,7 @@ class TurnState:
             case PartUpdated() | MessageUpdated() if session == tree.root:
                 self.messages.track_diff(event)
                 self._apply_message_event(event)
-            case PartDelta() if session == tree.root:
+            case PartDelta() | HeardText() if session == tree.root:
                 self._apply_message_event(event)
             case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in tree:
                 tree.add(session)
@@ -506,7 +517,9 @@ class TurnState:
                     self._postpone(event.message_id, event)
                 else:
                     for text in self.texts.values():
-                        text.grow(event.part_id, event.delta)
+                        text.grow(event.part_id, event.delta, event.event_id)
+            case HeardText():
+                self._apply_heard(event)
             case PartUpdated(part=part):
                 known = part.message_id in self.messages.foreign_answers
                 if not self._apply_part(part) and not known:
@@ -525,6 +538,15 @@ class TurnState:
                 self.messages.answers.pop(event.message_id, None)
                 for text in self.texts.values():
                     text.remove_message(event.message_id)
+
+    def _apply_heard(self, heard: HeardText) -> None:
+        answer = self.messages.answers.get(heard.message_id)
+        if answer is not None and not answer.summary:
+            for kind, text in self.texts.items():
+                if heard.start is None or kind is type(heard.start):
+                    text.catch_up(heard)
+        elif answer is None and heard.message_id not in self.messages.foreign_answers:
+            self._postpone(heard.message_id, heard)
 
     def _postpone(self, message_id: MessageId, event: MessageEvent) -> None:
         if sum(map(len, self._postponed.values())) >= MAX_POSTPONED:
@@ -742,4 +764,4 @@ def _grows_text(event: MessageEvent) -> bool:
         case PartUpdated(part=TextPart() | ReasoningPart() as part):
             return not ended(part)
         case _:
-            return isinstance(event, PartDelta)
+            return isinstance(event, PartDelta | HeardText)

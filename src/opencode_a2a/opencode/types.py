@@ -8,7 +8,7 @@ provider's key, option or header. Nothing here knows A2A.
 
 import re
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal, TypeVar, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from pydantic_core import PydanticOmit
 
 from opencode_a2a.events import Json, JsonObject, Question
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.jsonguard import storable
 from opencode_a2a.rights import Action
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
@@ -51,8 +52,12 @@ class Wire(BaseModel):
     )
 
 
-AnyJson = Annotated[Json, FREE]
-AnyObject = Annotated[JsonObject, FREE_OBJECT]
+AnyJson = Annotated[Json, FREE, AfterValidator(storable)]
+AnyObject = Annotated[JsonObject, FREE_OBJECT, AfterValidator(storable)]
+
+
+# Tolerant fields. What is only shown never makes a message, a part or a list unreadable: a provider
+# or a plugin may have written anything there, and OpenCode stores and repeats it.
 
 
 def _omit_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -63,21 +68,68 @@ def _omit_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> ob
 
 
 Lenient = WrapValidator(_omit_malformed)
-"""Marks the entries of a list or map: a malformed entry is left out, and the others stay."""
+"""Marks the entries of a map: a malformed entry is left out, and the others stay."""
+T = TypeVar("T")
+Readable = list[Annotated[T, Lenient]]
+"""A list without the entries that are malformed."""
+
+
+def _none_if_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+Shown = WrapValidator(_none_if_malformed)
+"""Marks an optional field that is only shown: a malformed value is none."""
+
+
+def _number(value: object, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return value if 0 <= value <= most else 0  # NaN is not between any two numbers
+
+
+MAX_TOKENS = 10**9
+MAX_COST = 10.0**6
+"""A model provider that says more of a single step is wrong: such a figure, like one that is
+negative or not a number, is not known. It counts as nothing, so that it spends nobody's budget,
+and sums of the others stay far below what a database can hold."""
+Count = Annotated[int, BeforeValidator(lambda value: round(_number(value, MAX_TOKENS)))]
+Cost = Annotated[float, BeforeValidator(lambda value: _number(value, MAX_COST))]
+Moment = Annotated[int, BeforeValidator(lambda value: round(_number(value, 2**53)))]
+"""A time in milliseconds; 0 if it is not known."""
+Flag = Annotated[bool, BeforeValidator(lambda value: value is True)]
+
+
+def _object(value: object) -> object:
+    return cast("object", value) if isinstance(value, dict | BaseModel) else {}
+
+
+Fields = BeforeValidator(_object)
+"""Marks an object whose fields all have a default: anything else is an empty one."""
+
+
+def _text(value: object) -> object:
+    return value if isinstance(value, str) else ""
+
+
+ShownText = Annotated[str, BeforeValidator(_text)]
 
 
 class CacheTokens(Wire):
-    read: int = 0
-    write: int = 0
+    read: Count = 0
+    write: Count = 0
 
 
 class Tokens(Wire):
     """``input`` does not include cached tokens, nor ``output`` the reasoning."""
 
-    input: int = 0
-    output: int = 0
-    reasoning: int = 0
-    cache: CacheTokens = CacheTokens()
+    input: Count = 0
+    output: Count = 0
+    reasoning: Count = 0
+    cache: Annotated[CacheTokens, Fields] = CacheTokens()
 
 
 class FileDiff(Wire):
@@ -86,10 +138,10 @@ class FileDiff(Wire):
     model_config = ConfigDict(title="DiffItem")
 
     file: str = ""
-    patch: str = ""
-    additions: int = 0
-    deletions: int = 0
-    status: str | None = None
+    patch: ShownText = ""
+    additions: Count = 0
+    deletions: Count = 0
+    status: Annotated[str | None, Shown] = None
 
 
 class PermissionRule(Wire):
@@ -104,21 +156,21 @@ class PermissionRule(Wire):
         return fnmatchcase(permission, self.permission.removesuffix(" *").replace("[", "[[]"))
 
 
-def _rules(value: object) -> object:
+def _list(value: object) -> object:
     """Replace the value that old versions of OpenCode have in place of a list."""
     return cast("object", value) if isinstance(value, list) else ()
 
 
-PermissionRules = Annotated[list[Annotated[PermissionRule, Lenient]], BeforeValidator(_rules)]
+PermissionRules = Annotated[Readable[PermissionRule], BeforeValidator(_list)]
 
 
 # Sessions
 
 
 class SessionTime(Wire):
-    created: int
-    updated: int
-    archived: float | None = None
+    created: Moment = 0
+    updated: Moment = 0
+    archived: Moment | None = None
 
 
 class Share(Wire):
@@ -134,17 +186,17 @@ class Revert(Wire):
 
 class Session(Wire):
     id: SessionId
-    title: str
+    title: ShownText
     directory: str
-    project_id: str
-    version: str
-    time: SessionTime
+    project_id: ShownText
+    version: ShownText
+    time: Annotated[SessionTime, Fields] = SessionTime()
     parent_id: SessionId | None = None
     workspace_id: str | None = None
-    model: ModelRef | None = None
-    metadata: AnyObject | None = None
-    share: Share | None = None
-    revert: Revert | None = None
+    model: Annotated[ModelRef | None, Shown] = None
+    metadata: Annotated[AnyObject | None, Shown] = None
+    share: Annotated[Share | None, Shown] = None
+    revert: Annotated[Revert | None, Shown] = None
     permission: PermissionRules = []
 
 
@@ -160,9 +212,9 @@ class StatusRetry(Wire):
     """The provider failed, and OpenCode tries again at ``next`` (epoch, ms), perhaps in a day."""
 
     type: Literal["retry"] = "retry"
-    attempt: int
-    message: str
-    next: int
+    attempt: Count = 0
+    message: ShownText = ""
+    next: Moment = 0
 
 
 SessionStatus = Annotated[StatusIdle | StatusBusy | StatusRetry, Field(discriminator="type")]
@@ -178,7 +230,7 @@ class Todo(Wire):
 class WrittenTodos(Wire):
     """The metadata of a completed call of the tool ``todowrite``."""
 
-    todos: list[Annotated[Todo, Lenient]]
+    todos: Readable[Todo]
 
 
 # Messages
@@ -187,34 +239,34 @@ class WrittenTodos(Wire):
 class TurnErrorData(Wire):
     """The parts of a model error that may be shown; bodies, headers and URLs have no field."""
 
-    message: str | None = None
-    status_code: int | None = None
+    message: Annotated[str | None, Shown] = None
+    status_code: Annotated[int | None, Shown] = None
 
 
 class TurnError(Wire):
     """The error that ended a message, or that a ``session.error`` event carries."""
 
-    name: str
-    data: TurnErrorData = TurnErrorData()
+    name: ShownText = ""
+    data: Annotated[TurnErrorData, Fields] = TurnErrorData()
 
 
 class MessageTime(Wire):
-    created: int
-    completed: int | None = None
+    created: Moment = 0
+    completed: Moment | None = None
 
 
 class UserSummary(Wire):
-    diffs: list[FileDiff] = []
+    diffs: Readable[FileDiff] = []
 
 
 class UserMessage(Wire):
     role: Literal["user"] = "user"
     id: MessageId
     session_id: SessionId
-    time: MessageTime
-    agent: str | None = None
-    model: ModelRef | None = None
-    summary: UserSummary | None = None
+    time: Annotated[MessageTime, Fields] = MessageTime()
+    agent: Annotated[str | None, Shown] = None
+    model: Annotated[ModelRef | None, Shown] = None
+    summary: Annotated[UserSummary | None, Shown] = None
 
 
 class AssistantMessage(Wire):
@@ -224,15 +276,15 @@ class AssistantMessage(Wire):
     id: MessageId
     session_id: SessionId
     parent_id: MessageId
-    time: MessageTime
-    provider_id: str | None = None
-    model_id: str | None = None
-    agent: str | None = None
-    summary: bool = False
-    cost: float = 0.0
-    tokens: Tokens = Tokens()
-    finish: str | None = None
-    error: TurnError | None = None
+    time: Annotated[MessageTime, Fields] = MessageTime()
+    provider_id: Annotated[str | None, Shown] = None
+    model_id: Annotated[str | None, Shown] = None
+    agent: Annotated[str | None, Shown] = None
+    summary: Flag = False
+    cost: Cost = 0.0
+    tokens: Annotated[Tokens, Fields] = Tokens()
+    finish: Annotated[str | None, Shown] = None
+    error: Annotated[TurnError, Fields] | None = None
     structured: AnyJson = None
 
 
@@ -249,7 +301,7 @@ class PartBase(Wire):
 
 
 class PartTime(Wire):
-    end: int | None = None
+    end: Moment | None = None
 
 
 class TextPart(PartBase):
@@ -257,23 +309,23 @@ class TextPart(PartBase):
 
     type: Literal["text"] = "text"
     text: str
-    synthetic: bool = False
-    ignored: bool = False
-    time: PartTime | None = None
-    metadata: AnyObject | None = None
+    synthetic: Flag = False
+    ignored: Flag = False
+    time: Annotated[PartTime | None, Shown] = None
+    metadata: Annotated[AnyObject | None, Shown] = None
 
 
 class ReasoningPart(PartBase):
     type: Literal["reasoning"] = "reasoning"
     text: str
-    time: PartTime | None = None
+    time: Annotated[PartTime | None, Shown] = None
 
 
 class FilePart(PartBase):
     type: Literal["file"] = "file"
     mime: str
     url: str
-    filename: str | None = None
+    filename: Annotated[str | None, Shown] = None
 
 
 class AgentPart(PartBase):
@@ -295,8 +347,8 @@ class SubtaskPart(PartBase):
 
 
 class ToolStateBase(Wire):
-    input: AnyObject = {}
-    metadata: AnyObject | None = None
+    input: Annotated[AnyObject, Fields] = {}
+    metadata: Annotated[AnyObject | None, Shown] = None
 
 
 class ToolPending(ToolStateBase):
@@ -305,19 +357,19 @@ class ToolPending(ToolStateBase):
 
 class ToolRunning(ToolStateBase):
     status: Literal["running"] = "running"
-    title: str | None = None
+    title: Annotated[str | None, Shown] = None
 
 
 class ToolCompleted(ToolStateBase):
     status: Literal["completed"] = "completed"
-    output: str
-    title: str | None = None
-    attachments: list[FilePart] = []
+    output: ShownText
+    title: Annotated[str | None, Shown] = None
+    attachments: Annotated[Readable[FilePart], BeforeValidator(_list)] = []
 
 
 class ToolFailed(ToolStateBase):
     status: Literal["error"] = "error"
-    error: str
+    error: ShownText
 
 
 ToolState = Annotated[
@@ -338,7 +390,7 @@ class StepStartPart(PartBase):
 
 class StepFinishPart(PartBase):
     type: Literal["step-finish"] = "step-finish"
-    reason: str
+    reason: ShownText
 
 
 class PatchPart(PartBase):
@@ -403,38 +455,38 @@ class PermissionRequest(Wire):
     permission: str
     patterns: list[str] = []
     always: list[str] = []
-    metadata: AnyObject = {}
-    tool: ToolRef | None = None
+    metadata: Annotated[AnyObject, Fields] = {}
+    tool: Annotated[ToolRef | None, Shown] = None
 
 
 class QuestionRequest(Wire):
     id: RequestId
     session_id: SessionId
     questions: list[Question]
-    tool: ToolRef | None = None
+    tool: Annotated[ToolRef | None, Shown] = None
 
 
 # Catalogues
 
 
 class Capabilities(Wire):
-    reasoning: bool | None = None
-    attachment: bool | None = None
-    toolcall: bool | None = None
+    reasoning: Annotated[bool | None, Shown] = None
+    attachment: Annotated[bool | None, Shown] = None
+    toolcall: Annotated[bool | None, Shown] = None
 
 
 class ModelLimit(Wire):
-    context: int | None = None
-    output: int | None = None
+    context: Count | None = None
+    output: Count | None = None
 
 
 class ProviderModel(Wire):
     id: str
     name: str
     provider_id: str
-    status: str | None = None
-    capabilities: Capabilities = Capabilities()
-    limit: ModelLimit = ModelLimit()
+    status: Annotated[str | None, Shown] = None
+    capabilities: Annotated[Capabilities, Fields] = Capabilities()
+    limit: Annotated[ModelLimit, Fields] = ModelLimit()
 
 
 class Provider(Wire):
@@ -449,14 +501,14 @@ class Provider(Wire):
 class ConnectedProviders(Wire):
     """``GET /config/providers``: the default models of the providers that can be used now."""
 
-    default: dict[str, str]
+    default: dict[str, Annotated[str, Lenient]]
 
 
 class ProviderCatalogue(Wire):
     """``GET /provider``: every provider that OpenCode knows. Seven megabytes."""
 
-    all: list[Annotated[Provider, Lenient]]
-    default: dict[str, str]
+    all: Readable[Provider]
+    default: dict[str, Annotated[str, Lenient]]
     connected: list[str]
 
 
@@ -617,7 +669,7 @@ class TextMatch(Wire):
 
     path: FoundText
     lines: FoundText
-    line_number: int = Field(alias="line_number")
+    line_number: Count = Field(default=0, alias="line_number")
 
 
 class Vcs(Wire):
@@ -641,6 +693,8 @@ class Config(Wire):
     model: str | None = None
     default_agent: str | None = Field(default=None, validation_alias="default_agent")
     share: str | None = None
+    plugin: list[OnErrorOmit[str]] = []
+    """Names and URLs; one with options, which is a pair, is left out."""
 
 
 # Requests

@@ -22,20 +22,16 @@ import structlog
 
 from opencode_a2a.config import VARIABLES, Settings, StateError, misplaced
 from opencode_a2a.databases import database_file, is_shared, kind_of
-from opencode_a2a.errors import ServiceError, UpstreamError, UpstreamUnreachableError
+from opencode_a2a.errors import ServiceError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import MAIN
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.connect import examine
+from opencode_a2a.opencode.driver import Driver, Location
+from opencode_a2a.opencode.kinds import untested
 from opencode_a2a.opencode.managed import ManagedOpenCode, passed_environment
-from opencode_a2a.opencode.process import (
-    UnsupportedOpenCodeError,
-    another_api,
-    untested,
-    unusable,
-)
 from opencode_a2a.opencode.types import Agent
 from opencode_a2a.printable import joined
-from opencode_a2a.rights import never_asked, outside, unmatched
+from opencode_a2a.rights import PERMISSIONS, never_asked, outside, unmatched
 from opencode_a2a.telemetry import mask_url
 
 logger = structlog.get_logger(__name__)
@@ -44,6 +40,8 @@ HEALTH_SECONDS = 2.0
 FACTS_SECONDS = 30.0
 ASKED = {"bash": "commands", "edit": "edits", "webfetch": "web requests"}
 """The permissions of OpenCode that the banner mentions, with the words for them."""
+TELEMETRY = "OTEL_*"
+"""Where the service reports to, and with which key; a managed OpenCode would report there too."""
 WORKERS = ("build", "plan", "general", "explore")
 """OpenCode's built-in agents that use tools."""
 
@@ -138,10 +136,13 @@ def _own_data(place: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def withheld(settings: Settings) -> set[str]:
-    """Return the names of the variables that OpenCode does not get: our settings and secrets."""
+    """Return the names of the variables that OpenCode does not get: our settings and secrets.
+
+    ``*`` in a name matches anything.
+    """
     named = [peer.credential for peer in settings.a2a.peers]
     named += [entry.password_variable for entry in settings.opencode.upstreams]
-    names = {*VARIABLES, *filter(None, named)}
+    names = {*VARIABLES, *map(str.lower, VARIABLES), *filter(None, named), TELEMETRY}
     # PostgreSQL's driver takes the password from this variable if the URL has none.
     return names | kind_of(settings.database_url).secret_variables
 
@@ -214,7 +215,7 @@ class Facts:
     """Warnings: agents with more freedom, rules without effect."""
 
 
-async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
+async def facts(opencode: Driver, settings: Settings) -> Facts | None:
     """Ask OpenCode for its ``Facts``; None if it does not answer."""
     own, at = settings.opencode, Location.of(settings.workspace)
     try:
@@ -255,22 +256,24 @@ async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
     )
 
 
-async def _ineffective(opencode: OpenCode, settings: Settings, at: Location) -> list[str]:
+async def _ineffective(opencode: Driver, settings: Settings, at: Location) -> list[str]:
     """Return a note for each permission rule that matches no tool of OpenCode.
 
     Rules that obviously misspell a built-in permission were reported when settings were loaded.
     """
     rules = [rule.permission for rule in settings.interrupts.permission_rules]
+    known = {*rules} & (PERMISSIONS - opencode.features.permissions)
+    never = [f"A2A_PERMISSION_RULES: {never_asked(name, None)}" for name in sorted(known)]
     unknown = [name for name, meant in unmatched(rules) if meant is None]
     if not unknown:
-        return []
+        return never
     try:
         async with asyncio.timeout(FACTS_SECONDS):
             tools = outside(await opencode.tool_ids(at=at), await opencode.mcp_status(at=at))
     except (TimeoutError, ServiceError) as error:
         logger.warning("could not ask OpenCode for its tools", error=type(error).__name__)
         return []
-    return [
+    return never + [
         f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
         for name, meant in unmatched(unknown, tools)
     ]
@@ -289,36 +292,29 @@ def _unasked(agent: Agent, settings: Settings) -> list[str]:
     ]
 
 
-async def trouble(opencode: OpenCode, settings: Settings) -> str | None:
-    """Return why OpenCode cannot be used and the remedy, in one sentence; None if it can."""
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why an external OpenCode cannot be used, and the remedy, in one sentence."""
+
+    sentence: str
+    lasting: bool
+    """Whether only a person can mend it: waiting would not help."""
+
+
+async def trouble(opencode: Driver, settings: Settings) -> Trouble | None:
+    """Find out what answers at the address of an external OpenCode; None if it can be used."""
     where = f"OpenCode at {mask_url(settings.opencode.base_url)}"
-    try:
-        async with asyncio.timeout(HEALTH_SECONDS):
-            version = (await opencode.health()).version
-    except (TimeoutError, UpstreamUnreachableError):
-        return (
-            f"{where} does not answer: start it with `opencode serve`, set OPENCODE_BASE_URL, "
-            "or let this program start one with --managed."
-        )
-    except UpstreamError as error:
-        if error.data.get("upstream_status") in (401, 403):
-            return (
-                f"{where} refuses the password: set OPENCODE_AUTH_PASSWORD to the "
-                "OPENCODE_SERVER_PASSWORD that it was started with."
-            )
-        if health := await opencode.health_of_2():
-            raise UnsupportedOpenCodeError(
-                f"{where} cannot be used: {another_api(health.version)}"
-            ) from None
-        return f"{where} does not work: {error.message}. Version 1.1 or later is needed."
-    if reason := unusable(version):
-        raise UnsupportedOpenCodeError(f"{where} cannot be used: {reason}")
-    if doubt := untested(version):
+    found, why = await examine(
+        opencode.answer, password=opencode.has_password, seconds=HEALTH_SECONDS
+    )
+    if why is not None:
+        return Trouble(f"{where} cannot be used: {why}", found.usable or found.lasting)
+    if doubt := untested(found.version or ""):
         logger.warning(doubt)
     return None
 
 
-async def check_directory(opencode: OpenCode, settings: Settings) -> None:
+async def check_directory(opencode: Driver, settings: Settings) -> None:
     """Raise StateError if files of this service lie in the directory that OpenCode works in."""
     if settings.workspace is not None or not settings.opencode_is_here:
         return  # checked with the settings already, or OpenCode is on another machine

@@ -2,5 +2,6 @@
 
 ``client`` speaks A2A to one agent, and ``received`` turns what it sends into events. ``tool``
 offers agents to OpenCode's model and keeps them open between calls; ``mcp`` serves it. ``network``
-decides which addresses may be called, and ``proof`` who wrote a card.
+decides which addresses may be called, ``http`` calls them, and ``proof``
+finds out who wrote a card.
 """

@@ -6,7 +6,8 @@ stream, and sends its headers wherever a card points. ``peers.network`` decides 
 be called. Inside there is only A2A 1.0; ``a2a.v03`` translates for peers of 0.3.
 
 A broken stream is resumed: with ``Last-Event-ID`` if the peer numbers its events, otherwise from
-the peer's current task. ``peers.received`` makes sure that no text is reported twice.
+the peer's current task. ``peers.received`` makes sure that no text is reported twice. A message
+without an answer is sent again, under its id, to services of this kind: they make one task of it.
 """
 
 import asyncio
@@ -31,22 +32,20 @@ from opencode_a2a.a2a.operations import (
     SUBSCRIBE_TO_TASK,
     Operation,
 )
-from opencode_a2a.a2a.types import VERSION_HEADER, SendRequest, Version
+from opencode_a2a.a2a.types import HOPS_HEADER, VERSION_HEADER, SendRequest, Version
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Binding, ClientSettings
 from opencode_a2a.errors import ParseError, UnsupportedOperationError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
 from opencode_a2a.messages import Message
+from opencode_a2a.peers.http import client, media_type, read
 from opencode_a2a.peers.network import (
     Egress,
     EgressError,
     OriginCredential,
     check,
-    client,
-    media_type,
     origin,
-    read,
     tls_trouble,
 )
 from opencode_a2a.peers.proof import KEYS_BYTES, Proof, proven
@@ -64,12 +63,13 @@ from opencode_a2a.peers.received import (
     read_event,
     read_task,
 )
+from opencode_a2a.tasks.state import State
 
-HOPS_HEADER = "A2A-Hops"
-"""The number of agents that a message went through; each agent adds one when it calls another."""
 MAX_HOPS = 3
 _RESUMES = 4
-"""How many attempts in a row to resume a stream, or to poll, may fail."""
+"""How many attempts in a row to resume a stream, or to poll, may fail while the peer is there."""
+_PROFILE = "#a2a-compatibility-profile-v1"
+"""The end of the URI of an extension that only services of this kind list."""
 _PAGE = 100
 _MOST_PAGES = 1000
 _ANSWER_BYTES = 32 * 1024 * 1024
@@ -101,6 +101,8 @@ class PeerCard:
     streaming: bool
     interfaces: tuple[Interface, ...]
     """The interfaces with a known binding and version, in the agent's order of preference."""
+    repeatable: bool = False
+    """Whether a message that is sent again, under the same id, leads to the same task."""
 
 
 def card_urls(url: str, rules: Egress) -> list[str]:
@@ -145,12 +147,15 @@ def read_card(value: JsonObject) -> PeerCard:
         binding = Binding.spelled(spelled) if spelled else Binding.JSONRPC
         if url and version and binding:
             interfaces[Interface(url, binding, version, text_in(item, "tenant"))] = None
+    capabilities = as_object(value.get("capabilities"))
+    extensions = items_in(capabilities, "extensions")
     return PeerCard(
         name,
         text_in(value, "description") or "",
         text_in(value, "version") or "",
-        as_object(value.get("capabilities")).get("streaming") is True,
+        capabilities.get("streaming") is True,
         tuple(interfaces),
+        any((text_in(one, "uri") or "").endswith(_PROFILE) for one in extensions),
     )
 
 
@@ -298,7 +303,7 @@ class PeerConnection:
                 yield response
         except httpx2.TimeoutException as error:
             message = f"{origin(request.url)} did not answer in time"
-            raise PeerError(ErrorCode.TIMEOUT, message) from error
+            raise PeerError(ErrorCode.TIMEOUT, message, away=True) from error
         except EgressError as error:
             raise PeerError(ErrorCode.INVALID_INPUT, f"not called: {error}") from error
         except httpx2.InvalidURL as error:
@@ -311,16 +316,17 @@ class PeerConnection:
             if isinstance(error, httpx2.RemoteProtocolError) and request.url.startswith("https:"):
                 # This is all that httpx2 shows of the TLS 1.3 alert that asks for one.
                 message += "; it may require a client certificate (A2A_CLIENT_CERT_FILE)"
-            raise PeerError(ErrorCode.RETRYABLE, message) from error
+            raise PeerError(ErrorCode.RETRYABLE, message, away=True) from error
 
 
 async def _read_body(response: httpx2.Response, limit: int) -> bytes:
     try:
         body = await read(response, limit)
     except httpx2.TimeoutException as error:
-        raise PeerError(ErrorCode.TIMEOUT, "the agent stopped in mid-answer") from error
+        raise PeerError(ErrorCode.TIMEOUT, "the agent stopped in mid-answer", away=True) from error
     except httpx2.TransportError as error:
-        raise PeerError(ErrorCode.RETRYABLE, "the connection broke in mid-answer") from error
+        message = "the connection broke in mid-answer"
+        raise PeerError(ErrorCode.RETRYABLE, message, away=True) from error
     if body is None:
         raise PeerError(ErrorCode.UNEXPECTED, f"the answer is larger than {limit} bytes")
     return body
@@ -422,6 +428,21 @@ class _Following:
         return self.task.settled
 
 
+@dataclass(slots=True)
+class _Absence:
+    """How long the peer has been away."""
+
+    limit: float
+    since: float | None = None
+
+    def too_long(self) -> bool:
+        """Note that the peer is away; return whether it has been for longer than the limit."""
+        now = asyncio.get_running_loop().time()
+        if self.since is None:
+            self.since = now
+        return now - self.since > self.limit
+
+
 class Peer:
     """One agent, reached through an interface of its card that both sides support."""
 
@@ -503,13 +524,26 @@ class Peer:
         # Without polling, the answer has to come at the end of the task. Streams ignore this.
         polls = self._settings.polling_fallback_enabled
         params = send_params(message, task_id, context_id, waits=not polls)
-        following = _Following(task, report)
-        if stream and self.card.streaming:
-            await self._send_streaming(params, following, hops)
-        if not following.received:
-            following.take(read_event(await self._call(SEND_MESSAGE, params, hops)))
+        following, absence = _Following(task, report), _Absence(self._settings.timeout_seconds)
+        while True:
+            try:
+                if stream and self.card.streaming:
+                    await self._send_streaming(params, following, hops)
+                if not following.received:
+                    following.take(read_event(await self._call(SEND_MESSAGE, params, hops)))
+                break
+            except PeerError as error:
+                # Another peer may have the message, and could do the work twice.
+                repeats = error.away and self.card.repeatable and not following.received
+                if not repeats or absence.too_long():
+                    raise
+                await asyncio.sleep(self._settings.polling_fallback_initial_interval_seconds)
         seconds = self._settings.polling_fallback_timeout_seconds if polls else 0.0
         await self._finish(following, seconds)
+
+    async def add(self, message: Message, task_id: str) -> None:
+        """Send a message to a task that works and is followed elsewhere."""
+        await self._call(SEND_MESSAGE, send_params(message, task_id, None, waits=False))
 
     async def follow(self, task_id: str, report: Report, task: PeerTask | None = None) -> None:
         """Report a task from its beginning until it ends or waits for somebody.
@@ -527,12 +561,20 @@ class Peer:
         return read_task(await self._call(GET_TASK, params))
 
     async def tasks(
-        self, context_id: str | None = None, limit: int | None = 50
+        self,
+        context_id: str | None = None,
+        limit: int | None = 50,
+        state: State | None = None,
     ) -> list[ReceivedTask]:
-        """Return the newest tasks; without a limit all of them, page by page."""
+        """Return the newest tasks, of all states or of one; without a limit all, page by page.
+
+        Not every agent heeds the context and the state.
+        """
         params: JsonObject = {"pageSize": limit or _PAGE, "historyLength": 1}
         if context_id:
             params["contextId"] = context_id
+        if state:
+            params["status"] = f"TASK_STATE_{state.name}"
         found: list[ReceivedTask] = []
         for _ in range(_MOST_PAGES):
             listed = await self._call(LIST_TASKS, params)
@@ -571,10 +613,8 @@ class Peer:
                         return
         except DroppedError as error:
             if not following.received:
-                # The peer may have the message, and sending it again could do the work twice.
-                raise PeerError(
-                    ErrorCode.RETRYABLE, "the connection broke before the agent answered"
-                ) from error
+                message = "the connection broke before the agent answered"
+                raise PeerError(ErrorCode.RETRYABLE, message, away=True) from error
         except PeerError as error:
             if following.received:
                 expected = error.retryable
@@ -591,20 +631,23 @@ class Peer:
 
         Without a stream, or when it cannot be resumed, the task is only polled.
         """
-        task = following.task
+        task, absence = following.task, _Absence(self._settings.timeout_seconds)
         failures, pause = 0 if following.received else _RESUMES, 0.0
         while task.task_id and not task.settled and failures < _RESUMES:
             await asyncio.sleep(pause)
             following.received = False
             try:
                 await self._subscribe(task.task_id, following)
-            except PeerError:
-                break
-            except DroppedError:
-                failures = 0 if following.received else failures + 1
+            except (DroppedError, PeerError) as error:
+                if following.received:
+                    failures, absence.since = 0, None
+                elif isinstance(error, DroppedError):
+                    failures += 1
+                elif not error.away or absence.too_long():
+                    break
                 first = self._settings.polling_fallback_initial_interval_seconds
                 pause = first * (failures + 1)
-        await self._poll(following, seconds)
+        await self._poll(following, seconds, absence)
 
     async def _subscribe(self, task_id: str, following: _Following) -> None:
         """Subscribe again: after the id of the last event, or else from the current task."""
@@ -623,15 +666,13 @@ class Peer:
                 if following.take(event):
                     return
 
-    async def _poll(self, following: _Following, seconds: float) -> None:
+    async def _poll(self, following: _Following, seconds: float, absence: _Absence) -> None:
         """Read the task, at least once, until it is settled or the time is up."""
         settings, task, pause, failures = self._settings, following.task, 0.0, 0
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         while task.task_id and not task.settled:
-            if clock() + pause > deadline and pause:
-                if failures:
-                    raise LostError(ErrorCode.TIMEOUT, "the connection to the agent was lost")
+            if clock() + pause > deadline and pause and not failures:
                 waited = f"the agent had not finished after {seconds:g} s of polling"
                 if not seconds:
                     off = "A2A_CLIENT_POLLING_FALLBACK_ENABLED is off"
@@ -640,10 +681,13 @@ class Peer:
             await asyncio.sleep(pause)
             try:
                 following.take(await self.task(task.task_id))
-                failures = 0
+                failures, absence.since = 0, None
             except PeerError as error:
                 failures += 1
-                if not error.retryable or failures > _RESUMES:
+                if error.away and absence.too_long():
+                    message = "the connection to the agent was lost"
+                    raise LostError(ErrorCode.TIMEOUT, message) from error
+                if not error.retryable or (failures > _RESUMES and not error.away):
                     raise
             longer = pause * settings.polling_fallback_backoff_multiplier
             pause = min(

@@ -1,14 +1,14 @@
 """Outgoing HTTP: which addresses may be called, and which origin gets a credential.
 
-``client`` makes an HTTP client that obeys the rules (``Egress``), ``Fetcher`` reads the files that
-a message names by URL, and ``OriginCredential`` is a secret for one origin. A name is resolved
-once, all its addresses are checked, and the connection goes to one of these: a later change of the
-name does not matter. TLS and the Host header still use the name. Nothing here knows A2A.
+``Egress`` has the rules, which the client of ``http`` obeys. ``Fetcher`` reads the files that a
+message names by URL, and ``OriginCredential`` is a secret for one origin. Nothing here knows A2A,
+and the libraries for HTTP are imported with the first request: many services never send one.
 """
 
 import asyncio
 import base64
 import binascii
+import re
 import socket
 import ssl
 import weakref
@@ -17,15 +17,15 @@ from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-import httpcore2
-import httpx2
-
 from opencode_a2a.config import ClientSettings, ServiceSettings, SettingsError
+from opencode_a2a.trust import machine_trust
+
+if TYPE_CHECKING:
+    import httpx2
 
 Address = IPv4Address | IPv6Address
 
@@ -33,9 +33,12 @@ FILES_AT_ONCE = 4
 """Files of one message that are fetched at the same time."""
 MESSAGES_AT_ONCE = 8
 """Messages whose files are fetched at the same time; others wait, which counts as their time."""
+MAX_NAME = 253
+"""Characters of the name of a host."""
 LOOKUPS_AT_ONCE = 2
 LOOKUPS_AT_ONCE_PER_CALLER = 1
 
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _SHARED = ip_network("100.64.0.0/10")
 _PRIVATE_V6 = ip_network("fc00::/7")
 _TRANSLATED = (ip_network("64:ff9b::/96"), ip_network("::/96"))
@@ -214,7 +217,8 @@ def check(url: str, rules: Egress) -> SplitResult:
         raise EgressError("The URL must not hold a user name or password")
     if not parts.hostname:
         raise EgressError("The URL names no host")
-    _check_name(parts.hostname, rules)
+    _check_host(parts.hostname, rules)
+    check_name(parts.hostname, rules)
     return parts
 
 
@@ -253,7 +257,7 @@ def trust(settings: ClientSettings) -> ssl.SSLContext:
 
     Raise SettingsError if a file cannot be used.
     """
-    context = ssl.create_default_context()
+    context = machine_trust()
     variable = "A2A_CLIENT_CA_FILE"
     try:
         if settings.ca_file:
@@ -287,21 +291,6 @@ def tls_trouble(error: BaseException) -> str | None:
     return None
 
 
-def client(
-    rules: Egress, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None
-) -> httpx2.AsyncClient:
-    """Return an HTTP client that calls only what the rules permit and follows no redirect."""
-    return httpx2.AsyncClient(
-        transport=VettedTransport(rules, tls),
-        timeout=timeout,
-        follow_redirects=False,
-        # A proxy of the environment would connect in our place, and could not be checked.
-        trust_env=False,
-        # Cookies are not kept: neither another server nor the server's next caller may see them.
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-    )
-
-
 class Fetcher:
     """Reads the files that messages name, within limits for each message."""
 
@@ -313,13 +302,17 @@ class Fetcher:
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         # Kept: reading the certificate authorities takes milliseconds and a megabyte.
-        return ssl.create_default_context()
+        return machine_trust()
 
     async def __call__(self, urls: Sequence[str]) -> list[FetchResult]:
         """Read the files of one message; return each file, or the error that kept it away.
 
         Sizes are counted after decompression, which happens in pieces of bounded size.
         """
+        import httpx2
+
+        from opencode_a2a.peers.http import client
+
         if not self._limits.fetch_files:
             refusal = EgressError("files are not fetched here; send the bytes instead")
             return [refusal] * len(urls)
@@ -356,7 +349,9 @@ class Fetcher:
         finally:
             self._room.release()
 
-    async def _fetch(self, http: httpx2.AsyncClient, url: str, fetching: "_Fetching") -> Fetched:
+    async def _fetch(self, http: "httpx2.AsyncClient", url: str, fetching: "_Fetching") -> Fetched:
+        from opencode_a2a.peers.http import media_type, read
+
         check(url, self._rules)
         if fetching.left <= 0:
             raise fetching.exhausted
@@ -392,79 +387,25 @@ class _Fetching:
             raise self.exhausted
 
 
-class VettedTransport(httpx2.AsyncHTTPTransport):
-    """httpx2's transport, with connections to permitted addresses only."""
-
-    def __init__(self, rules: Egress, tls: ssl.SSLContext | None = None) -> None:
-        context = tls or ssl.create_default_context()
-        super().__init__(verify=context, trust_env=False)
-        self._rules = rules
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=context,
-            max_connections=None,
-            max_keepalive_connections=20,
-            keepalive_expiry=30.0,
-            network_backend=VettedNetwork(rules),
-        )
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        check(str(request.url), self._rules)
-        return await super().handle_async_request(request)
+def _check_host(host: str, rules: Egress) -> None:
+    """Refuse what is neither an address nor a name that can exist, or can only be this machine."""
+    try:
+        ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return
+    try:
+        name = host.removesuffix(".").encode("idna").decode("ascii").lower()
+    except UnicodeError:  # also for a label that is empty or too long
+        name = ""
+    if len(name) > MAX_NAME or not all(map(_LABEL.fullmatch, name.split("."))):
+        raise EgressError("The host in the URL is neither an address nor a name that can exist")
+    if not rules.allow_private and name.split(".")[-1] == "localhost":  # RFC 6761
+        raise EgressError("The host is not at a public address")
 
 
-class VettedNetwork(httpcore2.AsyncNetworkBackend):
-    """Resolves a name, checks all its addresses, and connects to one that was checked."""
-
-    def __init__(self, rules: Egress) -> None:
-        self._rules = rules
-        # The library declares a stub of that name for when anyio is missing.
-        self._plain: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()  # type: ignore[assignment] # ditto
-
-    async def connect_tcp(
-        self, host: str, port: int, *args: Any, **options: Any
-    ) -> httpcore2.AsyncNetworkStream:
-        _check_name(host, self._rules)
-        failure: Exception | None = None
-        for address in await resolve(host, self._rules):
-            try:
-                connected = await self._plain.connect_tcp(str(address), port, *args, **options)
-                return _Stream(connected)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                failure = error
-        raise failure or EgressError("The host cannot be found")
-
-
-class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that is also closed if a TLS handshake is cancelled.
-
-    httpcore closes it after a timeout of its own, but not on cancellation; it would then stay open
-    for as long as the other side likes.
-    """
-
-    def __init__(self, connected: httpcore2.AsyncNetworkStream) -> None:
-        self._connected = connected
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 # httpcore's
-        return await self._connected.read(max_bytes, timeout)
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 # httpcore's
-        await self._connected.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._connected.aclose()
-
-    async def start_tls(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        try:
-            return await self._connected.start_tls(*args, **options)
-        except BaseException:
-            await self._connected.aclose()
-            raise
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._connected.get_extra_info(info)
-
-
-def _check_name(host: str, rules: Egress) -> None:
+def check_name(host: str, rules: Egress) -> None:
     name = host.lower().removesuffix(".")
     for rule in map(str.lower, rules.allowed_hosts):
         if rule.startswith("*."):
@@ -483,27 +424,3 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     if inner is None and int(address) > 1 and any(address in known for known in _TRANSLATED):
         inner = IPv4Address(int(address) & 0xFFFFFFFF)
     return inner
-
-
-async def read(
-    response: httpx2.Response, limit: int, arrived: Callable[[int], None] | None = None
-) -> bytes | None:
-    """Return the body of a response, or None if it is larger than the limit.
-
-    ``arrived`` is called with the size of each piece, and may raise.
-    """
-    announced = response.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        return None
-    data = bytearray()
-    async for piece in response.aiter_bytes():
-        data += piece
-        if len(data) > limit:
-            return None
-        if arrived is not None:
-            arrived(len(piece))
-    return bytes(data)
-
-
-def media_type(response: httpx2.Response) -> str:
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -22,6 +22,8 @@ from opencode_a2a.errors import (
     MethodNotFoundError,
     ParseError,
     PushNotSupportedError,
+    StoreUnavailableError,
+    StreamEndedError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -72,12 +74,15 @@ class PeerError(Exception):
         *,
         http_status: int | None = None,
         rpc_code: int | None = None,
+        away: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.http_status = http_status
         self.rpc_code = rpc_code
+        self.away = away
+        """Whether the peer cannot be reached, or says that it cannot do anything now."""
 
     @property
     def retryable(self) -> bool:
@@ -118,6 +123,7 @@ _BY_RPC_CODE = {
     _INVALID_AGENT_RESPONSE: ErrorCode.UNEXPECTED,
     VersionNotSupportedError.code: ErrorCode.UNSUPPORTED,
 }
+_AWAY = (StoreUnavailableError.reason, StreamEndedError.reason)
 _RPC_CODES = {
     InvalidParamsError.reason: InvalidParamsError.code,
     TaskNotFoundError.reason: TaskNotFoundError.code,
@@ -140,22 +146,27 @@ def read_error(status: int, body: JsonObject) -> PeerError | None:
     text = error if isinstance(error, str) else text_in(inner, "message", "detail")
     given = inner.get("code")
     number = given if isinstance(given, int) else 0
+    details = [*items_in(inner, "details"), *items_in(inner, "data")]
+    reason = next((r for item in details if (r := text_in(item, "reason"))), "")
+    reason = reason or text_in(as_object(inner.get("data")), "type") or ""  # as 0.3 has it
     if status < 400 and number < 400:
         http_status, rpc_code, name = None, number, f"error {number}"
         code = _BY_RPC_CODE.get(number, ErrorCode.CALL_FAILED)
+        away = reason in _AWAY
     else:
         # An error inside a stream of HTTP+JSON has its status as code.
         http_status = status if status >= 400 else number
-        details = [*items_in(inner, "details"), *items_in(inner, "data")]
-        reason = next((r for item in details if (r := text_in(item, "reason"))), "")
         rpc_code = _RPC_CODES.get(reason)
         name, code = f"HTTP {http_status}", _BY_STATUS.get(http_status, ErrorCode.UNAVAILABLE)
         if rpc_code is not None:
             name, code = reason, _BY_RPC_CODE[rpc_code]
+        away = http_status in (502, 503, 504)
     message = f"the agent answered {name}"
     if text and not text.isspace():
         message = f"the agent says: {one_line(text, _TEXT_LIMIT)}"
-    return PeerError(code, message, http_status=http_status, rpc_code=rpc_code)
+    if away:
+        code = ErrorCode.RETRYABLE
+    return PeerError(code, message, http_status=http_status, rpc_code=rpc_code, away=away)
 
 
 # --- received objects -------------------------------------------------------------------------
@@ -404,6 +415,7 @@ PeerEvent = (
 _PROGRESS_NAMES = {
     "retry": "Retrying",
     "queue": "Queued",
+    "text": "Text waits",
     "compaction": "Compacting the conversation",
     "subagent": "Sub-agent",
     "peer": "Asking another agent",
@@ -532,7 +544,7 @@ class PeerTask:
             if kind == "text" and (new or replaced):
                 self._answered = True
                 yield (AnswerReplaced if replaced else AnswerGrew)(artifact.artifact_id, new)
-            elif kind == "reasoning" and new and not replaced:
+            elif kind == "reasoning" and new:  # also that of a turn that begins anew, after a plan
                 yield ThoughtGrew(new)
         others = [part for part in artifact.parts if not _is_prose(part)]
         known = [] if append else channel.others
@@ -631,7 +643,9 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
     if request_id is None:
         return None
     details = as_object(interrupt.get("details"))
-    patterns = details.get("patterns")
+    patterns, always = details.get("patterns"), details.get("always")
+    # Without scopes nothing wider than this request can be allowed.
+    wider = always if isinstance(always, list) and details.get("scopes") else []
     questions = [
         Question(
             text_in(item, "question") or "",
@@ -655,6 +669,7 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
         [p for p in patterns if isinstance(p, str)]
         if isinstance(patterns, list) and not is_question
         else [],
+        always=[p for p in wider if isinstance(p, str)],
         questions=questions if is_question else [],
         number=number if isinstance(number, int) else None,
     )

@@ -196,6 +196,8 @@ class Pool:
 class PeerTool:
     """The agents that may be asked, and the tools that ask them; close it when done."""
 
+    name = SERVER
+
     def __init__(self, settings: Settings) -> None:
         if any(peer.card_keys for peer in settings.a2a.peers):
             require_security("A2A_PEERS")

@@ -1,16 +1,16 @@
 """The agent card, as clients of each version read it.
 
 The documents are made once and served as they are. The public card has a hybrid form, which clients
-of both versions can read; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the earlier path
-the pure 0.3 form. It claims only what the service does. If a signing key is configured, the forms
-with 1.0 are signed; 0.3 does not define which bytes to sign.
+of both versions can read, unless a setting says otherwise; with ``A2A-Version: 1.0`` it has the
+pure 1.0 form, at the earlier path the pure 0.3 form. It claims only what the service does. If a
+signing key is configured, the forms with 1.0 are signed; 0.3 does not define which bytes to sign.
 """
 
 import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,16 +27,17 @@ from opencode_a2a import __version__
 from opencode_a2a.a2a.signatures import sign_card, without_empty
 from opencode_a2a.a2a.types import VERSION_HEADER, Version
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import Settings
+from opencode_a2a.config import CardForm, Settings
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
-from opencode_a2a.rights import Capability
+from opencode_a2a.rights import Action, Capability
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
     BINDINGS,
+    BINDINGS_03,
     CARD_PATH,
     CATALOG_PATH,
     EARLIER_CARD_PATH,
@@ -48,7 +49,6 @@ from opencode_a2a.server.contracts import (
 )
 from opencode_a2a.signing import JWKS_PATH, SigningKeys
 
-_Form = Literal["1.0", "0.3", "hybrid"]
 AGENT_SKILL, COMMAND_SKILL = "opencode.agent.", "opencode.command."
 """Prefixes of the ids of skills that are OpenCode's agents and commands."""
 SKILLS_SECONDS = 10.0
@@ -148,15 +148,9 @@ class Cards:
         """Return the extended card as the result of a JSON-RPC call."""
         return self._extended[version.value].content
 
-    @property
-    def public(self) -> JsonObject:
-        """The hybrid form of the public card."""
-        return self._public["hybrid"].content
-
-    @property
-    def hybrid(self) -> JsonObject:
-        """The hybrid form of the extended card."""
-        return self._extended["hybrid"].content
+    def shown(self, form: CardForm, *, extended: bool = False) -> JsonObject:
+        """Return a form of the public or the extended card."""
+        return (self._extended if extended else self._public)[form].content
 
     def respond_extended(self, request: Request, version: Version) -> Response:
         # REST clients of 0.3 read the card as ProtoJSON: the hybrid form is right for both.
@@ -167,8 +161,9 @@ class Cards:
         """Return the routes of discovery, which need no credential."""
 
         async def discover(request: Request) -> Response:
-            pure = request.headers.get(VERSION_HEADER, "").strip().startswith("1.0")
-            form, version = ("1.0", Version.V1) if pure else ("hybrid", Version.V03)
+            asked = request.headers.get(VERSION_HEADER, "").strip()
+            form = "1.0" if asked.startswith("1.0") else self._settings.a2a.card_form
+            version = Version.V1 if form == "1.0" else Version.V03
             return self._public[form].respond(request, self._modified, version)
 
         async def discover03(request: Request) -> Response:
@@ -221,15 +216,19 @@ def _forms(
     of_opencode: Sequence[OpenCodeSkill] = (),
     *,
     extended: bool,
-) -> dict[_Form, Document]:
+) -> dict[CardForm, Document]:
     """Return the forms of a card: one for each version, and the hybrid one."""
-    url, versions = settings.public_url, spoken_versions(settings)
+    versions, address = spoken_versions(settings), settings.interface_url
     schemes = security_schemes(settings)
     mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
     required1, required03 = _required(settings)
     only1: JsonObject = {
         "supportedInterfaces": [
-            {"url": url, "protocolBinding": binding, "protocolVersion": version.value}
+            {
+                "url": address(binding),
+                "protocolBinding": binding,
+                "protocolVersion": version.value,
+            }
             for version in versions
             for binding in BINDINGS
         ],
@@ -238,9 +237,11 @@ def _forms(
     }
     only03: JsonObject = {
         "protocolVersion": "0.3.0",
-        "url": url,
-        "preferredTransport": BINDINGS[0],
-        "additionalInterfaces": [{"url": url, "transport": binding} for binding in BINDINGS],
+        "url": address(BINDINGS_03[0]),
+        "preferredTransport": BINDINGS_03[0],
+        "additionalInterfaces": [
+            {"url": address(binding), "transport": binding} for binding in BINDINGS_03
+        ],
         "securitySchemes": {name: one.v03 for name, one in schemes.items()},
         **required03,
         "supportsAuthenticatedExtendedCard": True,
@@ -258,13 +259,13 @@ def _forms(
         skills.append({**skill, **needs03, **needs1})
     capabilities = _capabilities(settings, extended=extended)
     modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
-    forms: dict[_Form, JsonObject] = {
+    forms: dict[CardForm, JsonObject] = {
         "1.0": {**both, **only1, **modern, "skills": skills1},
         "0.3": {**both, **only03, "capabilities": capabilities, "skills": skills03},
         "hybrid": {**both, **only03, **only1, **modern, "securitySchemes": mixed, "skills": skills},
     }
     if keys is not None and Version.V1 in versions:
-        pure, url = forms["1.0"], f"{url}{JWKS_PATH}"
+        pure, url = forms["1.0"], f"{settings.public_url}{JWKS_PATH}"
         # Verifiers differ in what they take for the signed content: the fields of the 1.0 schema,
         # the same without empty values, or the document as it is. One valid signature is enough
         # for them.
@@ -297,7 +298,7 @@ def _common(settings: Settings) -> JsonObject:
         sentences.append("A scripted demo model answers, not a real one.")
     sentences.append(
         f"A2A {' and '.join(spoken_versions(settings))} over HTTP+JSON and JSON-RPC, with "
-        "streaming; all callers share the workspace of one OpenCode server."
+        f"streaming; all callers share {_shared(settings)}."
     )
     if a2a.project:
         sentences.append(f"Project: {a2a.project}.")
@@ -311,6 +312,25 @@ def _common(settings: Settings) -> JsonObject:
     return card | ({"documentationUrl": a2a.documentation_url} if a2a.documentation_url else {})
 
 
+def _shared(settings: Settings) -> str:
+    """Return what the callers share."""
+    count = len(settings.fleet)
+    return (
+        "the workspace of one OpenCode server"
+        if count == 1
+        else f"the workspaces of {count} OpenCode servers"
+    )
+
+
+_CHAT: Mapping[Action, str] = {
+    "deny": "Read and explain code in a workspace, and answer questions about it.",
+    "ask": "Read, explain, write and run code in a workspace, asking before each change, and "
+    "answer questions about it.",
+    "allow": "Read, explain, write and run code in a workspace, and answer questions about it.",
+}
+"""The description of the skill that messages stand for, by what the profile allows to change."""
+
+
 def _skills(
     settings: Settings, of_opencode: Sequence[OpenCodeSkill], *, extended: bool
 ) -> Iterator[tuple[JsonObject, Capability | None]]:
@@ -318,8 +338,8 @@ def _skills(
     chat: JsonObject = {
         "id": "opencode.chat",
         "name": "OpenCode",
-        "description": "Read, explain, write and run code in a workspace, and answer questions "
-        "about it. A message in the same context continues the session.",
+        "description": f"{_CHAT[settings.auth.rights.changes]} A message in the same context "
+        "continues the session.",
         "tags": ["coding", "chat", "opencode"],
         "inputModes": [*INPUT_MODES],
         "outputModes": [*OUTPUT_MODES],
@@ -327,13 +347,14 @@ def _skills(
     if extended:
         chat["examples"] = [
             f"Explain the structure of {settings.a2a.project or 'this repository'}.",
-            "Find the cause of the failing test and fix it.",
+            "Find the cause of the failing test"
+            + ("." if settings.auth.rights.changes == "deny" else " and fix it."),
         ]
     yield chat, None
     for extension in EXTENSIONS if extended else ():
         if extension.skill is None:
             continue
-        by_capability: dict[Capability | None, list[Method]] = {None: []}
+        by_capability: dict[Capability | None, list[Method]] = {}
         for method in extension.enabled(settings):
             by_capability.setdefault(method.capability, []).append(method)
         for capability, methods in by_capability.items():

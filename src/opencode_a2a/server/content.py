@@ -257,16 +257,21 @@ class _Sources:
 
 
 def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the media types that the caller accepts, sorted; None if every type is accepted."""
+    """Return the media types that the caller accepts, sorted; None if every type is accepted.
+
+    Whoever accepts one of the card's types is answered, in plain text even if that is not among
+    them: CrewAI lists JSON alone, and reads text.
+    """
     plain = (mode.partition(";")[0].strip().lower() for mode in accepted)
     # Older clients name the kinds of parts instead of media types.
     known = {"*": "*/*", "text": "text/plain", "data": "application/json"}
     modes = sorted({known.get(mode, mode) for mode in plain} - {""})
     if not modes or "*/*" in modes:
         return None
-    if not accepts(modes, "text/plain"):
+    if not any(accepts(modes, answered) for answered in OUTPUT_MODES):
         raise UnsupportedOperationError(
-            "The agent answers in text: acceptedOutputModes must hold text/plain",
+            "The agent answers in none of these types: acceptedOutputModes must hold text/plain, "
+            "or another type of the card",
             accepted_output_modes=list(modes),
             required_output_modes=["text/plain"],
             supported_output_modes=list(OUTPUT_MODES),

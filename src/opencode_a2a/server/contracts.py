@@ -4,6 +4,7 @@ Both are computed from the operations of A2A, the declared methods of the extens
 settings of the deployment. The cards and the OpenAPI document carry the same values.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -12,13 +13,19 @@ from opencode_a2a.a2a.operations import (
     CARD_PATHS,
     OPERATIONS,
     PREFIXES,
+    PUSH_OPERATIONS,
     ROUTES,
     RPC_PATH,
     Operation,
 )
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Binding, Settings
-from opencode_a2a.errors import MethodNotFoundError, RequestTooLargeError, UnsupportedOperationError
+from opencode_a2a.errors import (
+    MethodNotFoundError,
+    Off,
+    RequestTooLargeError,
+    UnsupportedOperationError,
+)
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS, METHODS
 from opencode_a2a.extensions.registry import PROFILE, Extension, aliases
@@ -26,6 +33,12 @@ from opencode_a2a.rights import Capability
 from opencode_a2a.signing import JWKS_PATH
 
 BINDINGS = tuple(Binding)
+BINDINGS_03 = (Binding.JSONRPC, Binding.HTTP_JSON)
+"""The bindings in the order of preference of the 0.3 card.
+
+Over HTTP+JSON, the JavaScript client of 0.3 loses ``append`` of artifact updates: each piece of
+text replaces the one before it.
+"""
 """All bindings, the preferred one first."""
 CARD_PATH = "/.well-known/agent-card.json"
 EARLIER_CARD_PATH = "/.well-known/agent.json"
@@ -35,7 +48,7 @@ DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH, JWKS_PAT
 """Paths that need no credential: the public card, its earlier path, the AI Catalog, the metadata
 for tokens (RFC 9728; if an identity provider is configured), and our public keys, if there are
 any."""
-LIVE_PATH, READY_PATH = PROBES = ("/livez", "/readyz")
+LIVE_PATH, READY_PATH, PING_PATH = PROBES = ("/livez", "/readyz", "/ping")
 """Liveness and readiness, for supervisors of the process; they need no credential."""
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
@@ -166,9 +179,27 @@ def protected_resource(settings: Settings) -> JsonObject:
 # --- shared by both contracts -----------------------------------------------------------------
 
 
+PUSH_OFF = Off("disabled_by_configuration", "A2A_PUSH_ENABLED")
+"""Why the push operations of A2A are refused where webhooks are off."""
+
+
+def offered(settings: Settings) -> list[Operation]:
+    """Return A2A's operations that this deployment does not refuse as a whole."""
+    return [one for one in OPERATIONS if settings.push.enabled or one not in PUSH_OPERATIONS]
+
+
 def core_methods(settings: Settings) -> list[str]:
-    """Return A2A's own methods in the versions that this deployment speaks."""
-    return [name for v in spoken_versions(settings) for o in OPERATIONS if (name := o.named(v))]
+    """Return A2A's own methods that are offered, in the versions that this deployment speaks."""
+    return _named(settings, offered(settings))
+
+
+def _named(settings: Settings, which: Iterable[Operation]) -> list[str]:
+    return [name for v in spoken_versions(settings) for one in which if (name := one.named(v))]
+
+
+def _refused_methods(settings: Settings) -> list[str]:
+    """Return A2A's own methods that a setting switches off."""
+    return [] if settings.push.enabled else _named(settings, PUSH_OPERATIONS)
 
 
 def endpoints(settings: Settings) -> list[str]:
@@ -178,7 +209,8 @@ def endpoints(settings: Settings) -> list[str]:
         f"{verb} {PREFIXES[version]}{path}"
         for version in versions
         for path, verbs in ROUTES.items()
-        for verb in verbs
+        for verb, operation in verbs.items()
+        if operation in offered(settings)
     ]
     cards = [path for path, version in CARD_PATHS if version in versions]
     return [*found, *(f"GET {path}" for path in (*cards, *discovery(settings))), f"POST {RPC_PATH}"]
@@ -256,7 +288,10 @@ def _behaviors(settings: Settings) -> JsonObject:
                 "resumption": "Last-Event-ID, or the query parameter after",
                 "terminal_state_behavior": _ENDED[version],
             },
-            operations.SEND_MESSAGE: {"idempotency": "one principal and message id make one task"},
+            operations.SEND_MESSAGE: {
+                "idempotency": "one principal, message id and content make one task; the same id "
+                "with other content is a new message"
+            },
         }
         methods |= {one.named(version) or "": behavior for one, behavior in behaviors.items()}
     most = settings.limits.max_request_body_bytes or None
@@ -298,6 +333,12 @@ def _behaviors(settings: Settings) -> JsonObject:
 def profile(settings: Settings) -> JsonObject:
     """Return what this deployment runs as, what it keeps stable, and how it behaves."""
     core: JsonObject = {"surface": "core", "availability": "always", "retention": "required"}
+    refused: JsonObject = {
+        "surface": "core",
+        "availability": "disabled",
+        "retention": "deployment-conditional",
+        "toggle": PUSH_OFF.toggle,
+    }
     root = settings.workspace if settings.a2a.expose_workspace_root_in_card else None
     context: dict[str, str | None] = {
         "project": settings.a2a.project,
@@ -319,6 +360,7 @@ def profile(settings: Settings) -> JsonObject:
         "extension_retention": {one.uri: one.retention for one in ALL_EXTENSIONS},
         "method_retention": {
             **dict.fromkeys(core_methods(settings), core),
+            **dict.fromkeys(_refused_methods(settings), refused),
             **{
                 method.name: extension.retention_of(method, settings)
                 for extension in EXTENSIONS
@@ -335,15 +377,16 @@ def profile(settings: Settings) -> JsonObject:
 
 
 def _runtime_features(settings: Settings) -> JsonObject:
-    override = settings.a2a.allow_directory_override and settings.workspace is not None
+    override = settings.directory_override
     declared = settings.environment
     roots, domains = declared.sandbox_writable_roots, declared.network_allowed_domains
-    states = {method.name: (method.state(settings), method.condition) for method in METHODS}
+    methods = {method.name: method for method in METHODS}
 
     def toggle(name: str) -> JsonObject:
-        state, condition = states[name]
-        variable = condition.variable if condition else None
-        return {"enabled": state == "enabled", "availability": state, "toggle": variable}
+        method = methods[name]
+        off, condition = method.off(settings), method.condition
+        variable = off.toggle if off else condition.variable if condition else None
+        return {"enabled": off is None, "availability": method.state(settings), "toggle": variable}
 
     return {
         "directory_binding": {
@@ -393,8 +436,9 @@ def _runtime_features(settings: Settings) -> JsonObject:
 
 def wire_contract(settings: Settings) -> JsonObject:
     """Return every method and endpoint that answers, and those that could be switched on."""
-    states = {method: method.state(settings) for method in METHODS}
-    names: list[Json] = [method.name for method, state in states.items() if state == "enabled"]
+    off = {method.name: method.off(settings) for method in METHODS}
+    names: list[Json] = [name for name, why in off.items() if why is None]
+    off |= dict.fromkeys(_refused_methods(settings), PUSH_OFF)
     return {
         **protocol_summary(settings),
         "profile": {"profile_id": PROFILE, "deployment": "single_tenant_shared_workspace"},
@@ -403,9 +447,9 @@ def wire_contract(settings: Settings) -> JsonObject:
         "extensions": {
             "jsonrpc_methods": names,
             "conditionally_available_methods": {
-                method.name: {"reason": state, "toggle": method.condition.variable}
-                for method, state in states.items()
-                if method.condition and state != "enabled"
+                name: {"reason": why.reason, "toggle": why.toggle}
+                for name, why in off.items()
+                if why is not None
             },
             "extension_uris": [extension.uri for extension in ALL_EXTENSIONS],
         },

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import orjson
 import structlog
@@ -17,8 +18,10 @@ from opencode_a2a.a2a.operations import CARD_PATHS, PREFIXES, RPC_PATH
 from opencode_a2a.a2a.types import (
     DEFAULT_VERSION,
     EVERY_VERSION,
+    HOPS_HEADER,
     VERSION_HEADER,
     Version,
+    checked_id,
     negotiate,
 )
 from opencode_a2a.config import StreamSettings
@@ -31,12 +34,12 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.jsonguard import decode
-from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.server.sse import ErrorFrame, EventStream, Streams, WriteNow
 from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
+E = TypeVar("E", bound=Exception)
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
 
 OPERATION = "operation"
@@ -60,13 +63,19 @@ class Endpoint:
 # --- requests ---------------------------------------------------------------------------------
 
 
-def call_of(request: Request, version: Version) -> OperationCall:
-    """Return what an operation has to know about a request besides its params."""
+def call_of(request: Request, version: Version, options: "BindingOptions") -> OperationCall:
+    """Return what an operation has to know about a request besides its params.
+
+    Raise InvalidParamsError if the header that names the context holds something else.
+    """
+    context = None
+    if options.context_header and (given := request.headers.get(options.context_header)):
+        context = checked_id(options.context_header, given)
     caller: Caller = request.scope[SCOPE_KEY]
     cursor = request.headers.get("last-event-id") or request.query_params.get("after")
     hops = request.headers.get(HOPS_HEADER, "")
     sane = hops.isascii() and hops.isdigit() and len(hops) < 4
-    return OperationCall(caller, version, cursor, int(hops) if sane else 0)
+    return OperationCall(caller, version, cursor, int(hops) if sane else 0, context)
 
 
 def asked_version(request: Request) -> str:
@@ -124,11 +133,26 @@ def rest_refusal(error: ServiceError, version: Version) -> Response:
 
 
 def as_service_error(error: Exception, where: str) -> ServiceError:
-    """Return an error that callers may see; any other is logged, and becomes InternalError."""
+    """Return an error that callers may see; any other is logged, and becomes InternalError.
+
+    It has forgotten where it was raised: see ``without_origin``.
+    """
     if isinstance(error, ServiceError):
-        return error
+        return without_origin(error)
     logger.error("request failed", where=where, exc_info=error)
+    without_origin(error)
     return InternalError()
+
+
+def without_origin(error: E) -> E:
+    """Have an error forget where it was raised, and what was handled then.
+
+    The code that makes a response of an error is itself on the way by which it came: error,
+    traceback and frame refer to each other, and with them the whole request stays in memory until
+    the garbage collector finds them.
+    """
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error
 
 
 def refused(error: ServiceError, scope: Scope) -> Response:
@@ -160,6 +184,8 @@ class BindingOptions:
     extensions: Collection[str] = ()
     """The URIs that callers may activate extensions by, though all work without that."""
     supported: tuple[Version, ...] = EVERY_VERSION
+    context_header: str | None = None
+    """The header with the context of messages that name none."""
 
 
 _FRAME = b"id: %b\ndata: %b%b%b\n\n"

@@ -149,7 +149,7 @@ class RpcBinding:
             params = {}
         if not isinstance(params, dict):
             raise InvalidParamsError.of("params", "must be an object")
-        call = call_of(request, version)
+        call = call_of(request, version, self._options)
         if name in self._methods.names:
             request.scope[OPERATION] = name
             return await self._methods.call(call.caller, name, params, version)

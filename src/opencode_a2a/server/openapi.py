@@ -18,7 +18,6 @@ from opencode_a2a.a2a import render, types, v03
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
     GET_TASK,
-    OPERATIONS,
     PREFIXES,
     ROUTES,
     SEND_MESSAGE,
@@ -50,11 +49,13 @@ from opencode_a2a.server.contracts import (
     HEALTH_PATH,
     LIVE_PATH,
     METRICS_PATH,
+    PING_PATH,
     PROBES,
     READY_PATH,
     RESOURCE_PATH,
     core_methods,
     discovery,
+    offered,
     security_requirements,
     security_schemes,
     spoken_versions,
@@ -64,6 +65,7 @@ from opencode_a2a.tasks.state import Query
 
 _REF = "#/components/schemas/"
 _JSON = "application/json"
+DOCS_PATH = "/docs"
 _CACHE = {"cache-control": "private, max-age=300"}
 
 
@@ -78,20 +80,21 @@ def openapi_routes(settings: Settings) -> list[BaseRoute]:
 
     return [
         Route("/openapi.json", document, methods=["GET"]),
-        Route("/docs", page, methods=["GET"]),
+        Route(DOCS_PATH, page, methods=["GET"]),
     ]
 
 
 def _openapi(settings: Settings) -> JsonObject:
-    offered, versions = security_schemes(settings), spoken_versions(settings)
+    schemes, versions = security_schemes(settings), spoken_versions(settings)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": settings.a2a.title,
             "version": settings.a2a.version or __version__,
             "description": f"A2A {' and '.join(versions)} over JSON-RPC and HTTP+JSON, "
-            "and the methods of OpenCode. Everything but discovery, /livez and /readyz needs the "
-            "credential, this document too.",
+            "and the methods of OpenCode. Everything but discovery, /livez, /readyz and the "
+            "page of the console, which signs in by itself, needs the credential, this document "
+            "too.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": settings.public_url}],
@@ -108,6 +111,7 @@ def _openapi(settings: Settings) -> JsonObject:
                 }
                 for version in versions
                 for path, verbs in ROUTES.items()
+                if any(operation in offered(settings) for operation in verbs.values())
             },
             **_documents(settings),
         },
@@ -123,7 +127,7 @@ def _openapi(settings: Settings) -> JsonObject:
                     "schema": {"type": "string", "enum": [*versions]},
                 }
             },
-            "securitySchemes": {name: one.v03 for name, one in offered.items()},
+            "securitySchemes": {name: one.v03 for name, one in schemes.items()},
         },
     }
 
@@ -324,14 +328,17 @@ def _documents(settings: Settings) -> JsonObject:
     pages = {
         LIVE_PATH: "Whether the process lives",
         READY_PATH: "Whether database and OpenCode can be used",
+        PING_PATH: "Whether a task works or waits for somebody, as some platforms ask",
         HEALTH_PATH: "What runs here",
         "/openapi.json": "This document",
-        "/docs": "This document as a page of the console",
+        DOCS_PATH: "This document as a page of the console",
     }
     if settings.a2a.metrics_enabled:
         pages[METRICS_PATH] = "Figures for Prometheus"
     for path, summary in pages.items():
         responses: JsonObject = {"200": {"description": summary}}
+        if path == DOCS_PATH:
+            responses = {"307": {"description": "The address of the page"}}
         if path == READY_PATH:
             responses["503"] = {"description": "Not now"}
         if path in PROBES:
@@ -389,7 +396,7 @@ def _schemas(settings: Settings) -> JsonObject:
             if role and "role" in schema["properties"]:
                 schema["properties"]["role"] = {"type": "string", "enum": [role]}
     for version in versions:
-        for operation in OPERATIONS:
+        for operation in offered(settings):
             if name := operation.named(version):
                 params = _PARAMS[operation.takes, version]
                 schemas[_request_name(name)] = _request(name, _ref(params) if params else _FREE)

@@ -29,16 +29,16 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, Principal
-from opencode_a2a.messages import ANYWHERE, PushConfig, TurnRequest
+from opencode_a2a.messages import ANYWHERE, MessageIds, PushConfig, TurnRequest
 from opencode_a2a.peers.network import Fetch, lookups_of
+from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
-from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.tasks.log import LogReader
-from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.sending import AnswerExpectedError, SendCommand, Submitted
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
+from opencode_a2a.tasks.state import Cursor, Query, State
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.telemetry import AUDIT
 
 LISTS_AUDITED_SECONDS = 60.0
@@ -54,6 +54,8 @@ class OperationCall:
     """The id of the last event that the reader has received."""
     hops: int = 0
     """The number of agents that the request went through, as the last of them states it."""
+    context_id: str | None = None
+    """The context of a message that names neither a context nor a task."""
 
 
 @dataclass(slots=True)
@@ -77,14 +79,16 @@ class Operations:
         tasks: TaskService,
         cards: Cards,
         fetch: Fetch,
-        outbox: Outbox,
+        webhooks: Webhooks,
         sender: WebhookSender,
+        new_message_id: MessageIds,
     ) -> None:
         self._tasks = tasks
-        self._outbox = outbox
+        self._webhooks = webhooks
         self._sender = sender
         self._cards = cards
         self._fetch = fetch
+        self._new_message_id = new_message_id
         self._listed: dict[Principal, float] = {}
         """The monotonic time from which on the next list of a supervisor is audited again."""
 
@@ -120,18 +124,20 @@ class Operations:
         if request.metadata or message.metadata:
             routing, delivery = read_metadata(request.metadata, message.metadata)
             rights &= routing.rights
+        default = call.context_id if request.task_id is None else None
         modes = request.accepted_output_modes
         command = SendCommand(
             principal=principal,
             message=message,
             request=TurnRequest(
                 await read_prompt(message, self._fetch, principal),
+                self._new_message_id(),
                 replace(routing, hops=call.hops),
                 rights=rights,
                 delivery=delivery,
             ),
             task_id=request.task_id,
-            context_id=request.context_id,
+            context_id=request.context_id or default,
             output_modes=read_output_modes(modes) if modes else None,
             push=push,
             budget=call.caller.budget,
@@ -154,7 +160,7 @@ class Operations:
         """
         states = [(await self._tasks.log(principal, task_id)).state for task_id in error.task_ids]
         waiting = [state for state in states if state.status.state is State.INPUT_REQUIRED]
-        instead = "or set metadata.opencode.new_task to true for a new task"
+        instead = "or set metadata.opencode.new_task to true, without taskId, for a new task"
         if not waiting:  # the tasks have been answered meanwhile
             return UnsupportedOperationError(error.message)
         if len(waiting) > 1:
@@ -175,7 +181,7 @@ class Operations:
         whose = await self._whose(call, params.task_id, "GetTask")
         supervised = whose != call.caller.principal
         state = await self._tasks.task(whose, params.task_id, supervised=supervised)
-        return _owned(render.task(state, params.history_length), state, call)
+        return render.task(state, params.history_length, reader=call.caller.principal)
 
     async def _whose(self, call: OperationCall, task_id: str, operation: str) -> Principal:
         """Return the owner of a task for a supervisor, and audit that; else the caller."""
@@ -196,7 +202,7 @@ class Operations:
             AUDIT.info("tasks supervised", by=principal, operation="ListTasks")
         page = await self._tasks.page(None if caller.supervises else principal, query)
         tasks: list[Json] = [
-            _owned(render.task(state, query.history_length, artifacts=query.artifacts), state, call)
+            render.task(state, query.history_length, artifacts=query.artifacts, reader=principal)
             for state in page.tasks
         ]
         return {
@@ -209,7 +215,7 @@ class Operations:
     async def cancel(self, call: OperationCall, params: TaskParams) -> JsonObject:
         whose = await self._whose(call, params.task_id, "CancelTask")
         state = await self._tasks.cancel(whose, params.task_id)
-        return _owned(render.task(state), state, call)
+        return render.task(state, reader=call.caller.principal)
 
     async def subscribe(self, call: OperationCall, params: TaskParams) -> TaskStream:
         """Follow an existing task, from now on or from the cursor of the call."""
@@ -250,18 +256,18 @@ class Operations:
             await self._sender.vet(config)
 
     def _require_push(self) -> None:
-        if not self._outbox.settings.enabled:
+        if not self._webhooks.settings.enabled:
             raise PushNotSupportedError
 
     async def get_push(self, call: OperationCall, params: PushRef) -> JsonObject:
         self._require_push()
         log = await self._tasks.log(call.caller.principal, params.task_id)
-        return render.push_config(log.ref.id, await self._outbox.find(log, params.config_id))
+        return render.push_config(log.ref.id, await self._webhooks.find(log, params.config_id))
 
     async def list_push(self, call: OperationCall, params: PushListParams) -> JsonObject:
         self._require_push()
         log = await self._tasks.log(call.caller.principal, params.task_id)
-        found = await self._outbox.of_task(log)
+        found = await self._webhooks.of_task(log)
         configs: list[Json] = [render.push_config(log.ref.id, row) for row in found]
         return {"configs": configs, "nextPageToken": ""}
 
@@ -278,18 +284,6 @@ class Operations:
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:
         await self._cards.refresh()
         return self._cards.extended(call.version)
-
-
-def _owned(rendered: JsonObject, state: TaskState, call: OperationCall) -> JsonObject:
-    """Add the owner of a task, for a supervisor who reads another caller's."""
-    principal = state.ref.principal
-    if principal != call.caller.principal:
-        match rendered["metadata"]:
-            case {"opencode": dict(about)}:
-                about["principal"] = principal
-            case _:
-                pass
-    return rendered
 
 
 Run = Callable[[Operations, OperationCall, Any], Awaitable[JsonObject | TaskStream]]

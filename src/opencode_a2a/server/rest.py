@@ -105,7 +105,7 @@ class RestBinding:
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
                 encoding = V03_REST if json else V03_PROTO
-            call, run = call_of(request, version), HANDLERS[operation]
+            call, run = call_of(request, version, self._options), HANDLERS[operation]
             result = await run(self._operations, call, encoding.read[operation.takes](params))
             headers = success_headers(request, version, self._options)
             if not isinstance(result, TaskStream):

@@ -1,7 +1,8 @@
 """Find out who wrote a SQLite file, and read a file of the earlier adapter without changing it.
 
 The earlier adapter (0.4 to 1.4) kept tasks in the table of the A2A SDK. ``store.sqlite`` refuses
-to open such a file, and ``tasks.earlier`` imports it. Nothing is ever written to it, nor beside it.
+to open such a file, and ``opencode_a2a_import`` imports it. Nothing is ever written to it, nor
+beside it.
 """
 
 import shutil

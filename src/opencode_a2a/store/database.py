@@ -25,10 +25,12 @@ The life of a write:
 """
 
 import asyncio
+import math
 import pkgutil
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -38,6 +40,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import Recent
 from opencode_a2a.databases import kind_of
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store.engine import (
@@ -47,8 +50,10 @@ from opencode_a2a.store.engine import (
     Engine,
     PendingWrite,
     Replica,
+    UnstorableError,
     WriteResult,
     cause,
+    driver_error,
 )
 from opencode_a2a.store.replicas import Census
 from opencode_a2a.store.schema import metadata, version
@@ -56,6 +61,8 @@ from opencode_a2a.store.schema import metadata, version
 logger = structlog.get_logger(__name__)
 
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
+COMPLAINT_SECONDS = 10.0
+"""How often the same failure is logged: while the database is away, everything fails."""
 P = ParamSpec("P")
 T = TypeVar("T")
 OnConnection = Callable[Concatenate[Connection, P], T]
@@ -102,6 +109,8 @@ class Writer:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
+        # Whoever starts it may stop waiting; the future stays, to be set.
+        self._opened.set_running_or_notify_cancel()
         try:
             self._engine.open()
         except Exception as error:  # raised where the database is opened
@@ -142,6 +151,25 @@ def _deliver(results: list[WriteResult]) -> None:
             call.done.set_result(value)
         else:
             call.done.set_exception(error)
+            call.done.exception()  # it counts as seen: whoever waited for it may have ended
+
+
+class Complaints:
+    """Log failures, but each no more often than every few seconds."""
+
+    def __init__(self) -> None:
+        self._logged = Recent[tuple[str, str], float](20)
+        self._left_out = 0
+
+    def log(self, operation: str, why: str) -> None:
+        now, last = time.monotonic(), self._logged.get((operation, why), -math.inf)
+        if now - last < COMPLAINT_SECONDS:
+            self._left_out += 1
+            return
+        self._logged[operation, why] = now
+        left_out = {"left_out": self._left_out} if self._left_out else {}
+        self._left_out = 0
+        logger.error("store failed", operation=operation, cause=why, **left_out)
 
 
 class Database:
@@ -155,6 +183,7 @@ class Database:
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
+        self._complaints = Complaints()
         self.census = Census()
         """Which replicas there were, and what they owned, when ``Ownership.look_and_act``
         (``tasks.ownership``), which sets this, last looked."""
@@ -186,17 +215,28 @@ class Database:
 
     async def read(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` on a connection of its own, beside the writer."""
+        return await self._read(self._engine.patience, fn, *args, **kwargs)
 
+    async def read_much(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read as ``read`` does, but wait for as long as the database allows.
+
+        For what a start or a take-over cannot do without, and nobody waits for by a connection.
+        """
+        return await self._read(None, fn, *args, **kwargs)
+
+    async def _read(
+        self, patience: float | None, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         def run(connection: Connection) -> T:
             return fn(connection, *args, **kwargs)
 
         try:
             if not self._engine.readers:
                 return await self.submit(run).done
-            async with asyncio.timeout(self._engine.patience):
+            async with asyncio.timeout(patience):
                 return await self._loop.run_in_executor(self._readers, self._engine.read, run)
         except (TimeoutError, *self._engine.failures) as error:
-            raise _unavailable("loading", error) from None
+            raise self._unavailable("loading", error) from None
 
     def submit(
         self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -209,7 +249,8 @@ class Database:
     async def write(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a transaction, and return its result once that is committed.
 
-        Raises StoreUnavailableError if the database is away; then nothing was written.
+        Raises StoreUnavailableError if the database is away; then nothing was written. Raises
+        UnstorableError if it will never take the values, such as a text with a NUL in PostgreSQL.
         """
         return await self._committed(self.submit(fn, *args, **kwargs))
 
@@ -239,15 +280,22 @@ class Database:
                     if not may_have_run or call.on_late_commit is not None:
                         call.done.cancel()
                         late = TimeoutError(f"no answer in {patience:.0f} s")
-                        raise _unavailable(operation, late)
+                        raise self._unavailable(operation, late)
             return await call.done
+        except (TypeError, ValueError, OverflowError) as error:  # of the driver, or of an encoder
+            raise UnstorableError(cause(error)) from error
         except self._engine.failures as error:
-            raise _unavailable(operation, error) from None
+            if isinstance(driver_error(error), self._engine.data_errors):
+                raise UnstorableError(cause(error)) from error
+            raise self._unavailable(operation, error) from None
 
     async def write_until_stored(
         self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Write, however long the database is away: for things that have already happened."""
+        """Write, however long the database is away: for things that have already happened.
+
+        Raises UnstorableError as ``write`` does.
+        """
         attempt = 0
         while True:
             try:
@@ -256,7 +304,7 @@ class Database:
                 if self.fenced:
                     await asyncio.Future()  # until this task is cancelled: the service is ending
                 wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-                logger.warning("not stored, trying again", wait=wait)
+                logger.debug("not stored, trying again", wait=wait)  # the failure was logged
                 attempt += 1
                 await asyncio.sleep(wait)
 
@@ -284,6 +332,18 @@ class Database:
             connection.execute(sa.select(*(sa.select(table).exists() for table in tables)))
 
         await self._committed(self.submit(touch), "checking")
+
+    def _unavailable(self, operation: str, error: Exception) -> StoreUnavailableError:
+        self._complaints.log(operation, cause(error))
+        return StoreUnavailableError(
+            f"Task store unavailable while {operation} task state; try again", operation=operation
+        )
+
+    @property
+    def went_away(self) -> DatabaseError:
+        """The error of a start during which the database became unavailable."""
+        text = "went away during the start; check that it runs, and start again"
+        return DatabaseError(f"{self.name} {text}")
 
     # A process among several
 
@@ -319,15 +379,18 @@ class Database:
 
     # Notifications
 
-    def notify(self, text: str) -> None:
+    def notify(self, text: str, *, alone: bool = False) -> None:
         """Tell other processes to look at something that was committed. It may be lost.
+
+        While there are no other processes, nothing is sent, unless ``alone``.
 
         A text has at most 7,900 bytes, and begins with its kind:
         ``l,NO,NO…`` new entries in the logs of the tasks with these numbers;
         ``t,NUMBER,TASK`` a reader of a task was shown the interrupt of that number;
-        ``m`` new mail; ``r,NO`` the reply to a mail; ``u`` replicas or upstreams changed.
+        ``m`` new mail; ``r,NO`` the reply to a mail; ``u`` replicas or upstreams changed;
+        ``w`` a webhook may be due, ``w,NO`` try this one now, ``d,NO`` it was deleted.
         """
-        if self.census.has_others:
+        if alone or self.census.has_others:
             self._writer.queue.put(text)
 
     def dispatch(self, text: str) -> None:
@@ -340,11 +403,19 @@ class Database:
         await self._engine.listen(self)
 
 
-def _unavailable(operation: str, error: Exception) -> StoreUnavailableError:
-    logger.error("store failed", operation=operation, cause=cause(error))
-    return StoreUnavailableError(
-        f"Task store unavailable while {operation} task state; try again", operation=operation
-    )
+R = TypeVar("R")
+
+
+def readable(what: str, rows: Iterable[R], load: Callable[[R], T]) -> Iterator[T]:
+    """Make values of the rows of a list; one that is damaged is named in the log, and left out."""
+    for row in rows:
+        try:
+            value = load(row)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name = getattr(row, "id", None) or getattr(row, "request_id", None)
+            logger.error(f"{what} cannot be read", row=name, cause=type(error).__name__)
+        else:
+            yield value
 
 
 # How the functions of a transaction and the query modules run SQL

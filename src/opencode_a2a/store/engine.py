@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from opencode_a2a import __version__
 from opencode_a2a.clock import Lease
 from opencode_a2a.databases import DatabaseKind
-from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
+from opencode_a2a.store.replicas import MAIL_FORMAT, ReplicaRow, UpstreamRow
 
 if TYPE_CHECKING:
     from opencode_a2a.store.listener import Notifications
@@ -41,6 +41,10 @@ class DatabaseError(Exception):
         """The exit status of the program if it cannot start for this reason."""
 
 
+class UnstorableError(Exception):
+    """The database will never take these values, however often they are written."""
+
+
 class Replica(NamedTuple):
     """This process among those that share a database."""
 
@@ -48,6 +52,7 @@ class Replica(NamedTuple):
     lease_seconds: float = 8.0
     """Seconds without a commit after which other replicas may declare it gone."""
     version: str = __version__
+    mail_format: int = MAIL_FORMAT
 
     @classmethod
     def anonymous(cls) -> Self:
@@ -141,6 +146,8 @@ class Engine(ABC):
     """How many threads may read at a time; 0 if only the writer thread can."""
     failures: tuple[type[Exception], ...]
     """The errors of the driver. A caller is told only that the database is unavailable."""
+    data_errors: tuple[type[Exception], ...]
+    """Those among them that are about the values of a statement, so that they never pass."""
 
     @abstractmethod
     def __init__(self, url: str, replica: Replica, options: ConnectionOptions) -> None:
@@ -197,6 +204,9 @@ class Engine(ABC):
 
     def continue_numbering(self, connection: Connection, table: sa.Table) -> None:  # noqa: B027 - see above
         """Number new rows after those that were inserted with a number of their own."""
+
+    def erase(self, connection: Connection) -> None:  # noqa: B027 - see above
+        """Have no file hold what this transaction deletes or overwrites, once it is committed."""
 
     # Several processes on one database. The defaults are those of a process that is alone.
 

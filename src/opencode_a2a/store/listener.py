@@ -16,6 +16,7 @@ import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.store.driver import AsyncConnection
 from opencode_a2a.store.replicas import Census
 
 logger = structlog.get_logger(__name__)
@@ -35,7 +36,7 @@ class Notifications(Protocol):
 
     census: Census
 
-    def notify(self, text: str, /) -> None: ...
+    def notify(self, text: str, /, *, alone: bool = False) -> None: ...
 
     def dispatch(self, text: str, /) -> None: ...
 
@@ -84,11 +85,13 @@ class Listener:
             self._send_beat()
 
     def _send_beat(self) -> None:
-        if not self._database.census.has_others or self._echo is None:
+        if self._echo is None:
             return
         if not self._hears:  # another replica may have just started
             self._changed.set()
-        self._database.notify(self._beat)
+        # A replica that is alone sends it too: whether it would hear others is worth knowing
+        # before they come.
+        self._database.notify(self._beat, alone=True)
         if self._echo.when() is None:
             loop = asyncio.get_running_loop()
             self._echo.reschedule(loop.time() + DEAF_BEATS * self._beat_seconds)
@@ -97,9 +100,7 @@ class Listener:
         complained = False
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(
-                    conninfo, autocommit=True
-                ) as connection:
+                async with await AsyncConnection.connect(conninfo, autocommit=True) as connection:
                     await self._hear(connection)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 if self._hears or not complained:
@@ -113,7 +114,7 @@ class Listener:
             self._changed.set()
             await asyncio.sleep(min(RETRY_SECONDS, self._beat_seconds))
 
-    async def _hear(self, connection: psycopg.AsyncConnection) -> None:
+    async def _hear(self, connection: AsyncConnection) -> None:
         """Dispatch the notifications of a connection until it breaks or proves to be deaf."""
         channel = await connection.execute(f"SELECT quote_ident({CHANNEL})")
         (name,) = await channel.fetchone() or ("",)

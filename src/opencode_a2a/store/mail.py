@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.store.database import Prepared
+from opencode_a2a.store.replicas import MAIL_FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,10 @@ _SEND = Prepared(
     " VALUES (:upstream, :sender, :again, :kind, :body, clock_timestamp()) RETURNING no"
 )
 # If the sender is gone, its caller has lost the connection: the call is not carried out any more.
+# One of a later format is left for an owner that can read it.
 _FREE = """FROM mail m
   JOIN upstreams u ON u.name = m.upstream AND u.owner = :me
-  JOIN replicas s ON s.no = m.sender AND s.gone IS NULL
+  JOIN replicas s ON s.no = m.sender AND s.gone IS NULL AND s.format <= :format
   LEFT JOIN replicas t ON t.no = m.taker
  WHERE m.upstream = ANY(:upstreams) AND m.reply IS NULL
    AND (m.taker IS NULL OR (m.again = 1 AND (t.no IS NULL OR t.gone IS NOT NULL)))"""
@@ -89,15 +91,19 @@ def send(
     return no
 
 
+def _values(me: int, upstreams: Sequence[str]) -> dict[str, object]:
+    return {"me": me, "upstreams": [*upstreams], "format": MAIL_FORMAT}
+
+
 def waits(connection: Connection, me: int, upstreams: Sequence[str]) -> bool:
     """Whether there is mail to take for the owner of some OpenCodes."""
-    found = _WAITS.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchone()
+    found = _WAITS.run(connection, _values(me, upstreams)).fetchone()
     return bool(found[0])
 
 
 def collect(connection: Connection, me: int, upstreams: Sequence[str]) -> list[MailRow]:
     """Collect the mail to the owner of some OpenCodes; no other replica carries it out then."""
-    found = _COLLECT.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchall()
+    found = _COLLECT.run(connection, _values(me, upstreams)).fetchall()
     return sorted((MailRow(*row) for row in found), key=lambda row: row.no)
 
 

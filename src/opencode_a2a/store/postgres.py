@@ -31,7 +31,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from opencode_a2a import metrics
 from opencode_a2a.clock import SHARED_CLOCK, Lease
 from opencode_a2a.databases import kind_of
-from opencode_a2a.store import replicas
+from opencode_a2a.store import driver, replicas, schema
 from opencode_a2a.store.database import Prepared, run_group
 from opencode_a2a.store.engine import (
     ABANDONED,
@@ -83,6 +83,8 @@ ATTEMPTS = 3
 AGAIN = frozenset({"40001", "40P01", "55P03", "23505"})
 """SQL states after which a group is run again: it conflicted with another transaction, or waited
 too long for a lock. After a violated unique key the second run finds the other's row."""
+MIGRATION_SECONDS = 3600
+"""How long a statement may take that brings the tables up to date."""
 STARTING_SECONDS = 15.0
 """How long the first connection waits for a server that is starting."""
 ECHO_SECONDS = 2.0
@@ -94,7 +96,7 @@ MIGRATION_LOCK = 72013
 
 _FENCE = (
     "UPDATE replicas SET commits = %s, seen = clock_timestamp()"
-    " WHERE no = %s AND commits = %s AND gone IS NULL"
+    " WHERE no = %s AND key = %s AND commits = %s AND gone IS NULL"
     " RETURNING (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 )
 _TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -108,7 +110,7 @@ _LIMIT = "SELECT " + ", ".join(
 )
 _GRANT = "as its owner run GRANT USAGE, CREATE ON SCHEMA public TO <role> (or the schema in use)"
 _NAMESAKE = "SELECT no FROM replicas WHERE name = %s AND no > %s AND gone IS NULL LIMIT 1"
-_OWN_ROW = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
+_OWN_ROW = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s AND key = %s FOR UPDATE"
 _LOCK_KEY = "hashtextextended(current_schema() || '/' || :name, 0)"
 _LOCK = Prepared(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
 _TRY_LOCK = Prepared(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})")
@@ -132,6 +134,10 @@ class _AbandonedError(Exception):
     """The caller of one of the functions has given up; the others are run without it."""
 
 
+# An update then stays on its page.
+schema.replicas.dialect_options["postgresql"]["with"] = {"fillfactor": 50}
+
+
 @compiles(Text, "postgresql")
 def _text(*_: object, **_options: object) -> str:
     # Compared by its bytes: the order of a language changes with the system's library, and an
@@ -142,6 +148,7 @@ def _text(*_: object, **_options: object) -> str:
 class Postgres(Engine):
     kind = kind_of("postgresql://")
     failures = (SQLAlchemyError, psycopg.Error, FencedError)
+    data_errors = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
     readers = READERS
     patience = 4.0
     spelling = {  # noqa: RUF012 - as in the base class
@@ -165,6 +172,9 @@ class Postgres(Engine):
         self.name = _shown(self._conninfo)
         self._commits = 0
         """How often this process has committed, as in its row."""
+        self._key = secrets.token_hex(16)
+        """Tells its row from that of another process: after a failover to a server that lost rows,
+        the number of this one is given again."""
         self._connection: Connection | None = None
         self._stopped = threading.Event()
         self._engine = sa.create_engine(
@@ -190,11 +200,14 @@ class Postgres(Engine):
             self._check_version(connection)
             with self._begin(connection):
                 # A large database takes its time, and other processes that start wait for it.
-                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-                connection.exec_driver_sql("SET LOCAL lock_timeout = '10min'")
-                connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+                run, session = connection.exec_driver_sql, _session(connection)
+                usual, session.limit = session.limit, MIGRATION_SECONDS + driver.SPARE_SECONDS
+                run(f"SET LOCAL statement_timeout = '{MIGRATION_SECONDS}s'")
+                run("SET LOCAL lock_timeout = '10min'")
+                run("SET LOCAL idle_in_transaction_session_timeout = 0")
+                run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
                 migrate(connection, self.spelling)
+                session.limit = usual
             self._register(connection)
             asked = time.monotonic_ns()
             with self._begin(connection):
@@ -235,14 +248,14 @@ class Postgres(Engine):
     def _hears(self, listening: str) -> bool:
         """Whether a notification reaches a connection that listens."""
         channel = f"opencode_a2a_{secrets.token_hex(8)}"  # which nobody else uses
-        with psycopg.connect(listening, autocommit=True) as listener:
+        with driver.BoundedConnection.connect(listening, autocommit=True) as listener:
             listener.execute(f"LISTEN {channel}".encode())
-            with psycopg.connect(self._conninfo, autocommit=True) as other:
+            with driver.BoundedConnection.connect(self._conninfo, autocommit=True) as other:
                 other.execute("SELECT pg_notify(%s, '')", (channel,))
             return any(listener.notifies(timeout=ECHO_SECONDS, stop_after=1))
 
     def _check_version(self, connection: Connection) -> None:
-        version = _driver(connection).info.server_version
+        version = _session(connection).info.server_version
         if version < OLDEST * 10_000:
             raise self._refused(
                 f"it is PostgreSQL {version // 10_000}", f"upgrade it to {OLDEST} or later"
@@ -269,11 +282,16 @@ class Postgres(Engine):
                 (mine.name,),
             )
             new = (
-                "INSERT INTO replicas (name, version, started, seen, commits) VALUES"
-                " (%s, %s, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
+                "INSERT INTO replicas (name, version, format, key, claims, started, seen, commits)"
+                " VALUES (%s, %s, %s, %s, 1, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
             )
-            self.replica = run(new, (mine.name, mine.version)).scalar_one()
+            row = mine.name, mine.version, mine.mail_format, self._key
+            self.replica = run(new, row).scalar_one()
         self.lease.renew(began)
+
+    @property
+    def _identity(self) -> tuple[int | None, str]:
+        return self.replica, self._key
 
     def stop(self) -> None:
         self._stopped.set()
@@ -282,7 +300,8 @@ class Postgres(Engine):
         if self._connection is not None and self.replica:
             with suppress(*self.failures), self._begin(self._connection):
                 self._connection.exec_driver_sql(
-                    "UPDATE replicas SET gone = clock_timestamp() WHERE no = %s", (self.replica,)
+                    "UPDATE replicas SET gone = clock_timestamp() WHERE no = %s AND key = %s",
+                    self._identity,
                 )
         self._drop()
         self._read_engine.dispose()
@@ -290,14 +309,16 @@ class Postgres(Engine):
 
     # Connections
 
-    def _connect(self) -> psycopg.Connection:
+    def _connect(self) -> driver.BoundedConnection:
         deadline = time.monotonic() + STARTING_SECONDS
         while True:
             try:
                 # A statement that is prepared in one connection of a pooler is unknown in the next.
-                connection = psycopg.connect(
+                connection = driver.BoundedConnection.connect(
                     self._conninfo, prepare_threshold=None if self._options.pooled else 5
                 )
+                if not self._options.pooled:  # else every transaction sets ours
+                    connection.set_limit()
             except psycopg.OperationalError as error:
                 # The server is there, and reads its log after a crash. A start waits for it;
                 # later it is the callers who wait.
@@ -346,7 +367,11 @@ class Postgres(Engine):
                         return fn(connection)
                     with self._begin(connection):
                         return fn(connection)
-                except self.failures:
+                except self.failures as error:
+                    if isinstance(driver_error(error), driver.SilentServerError):
+                        # The others of the pool may hang too, and nobody should wait for each.
+                        self._read_engine.dispose()
+                        raise
                     # All idle connections of the pool may have broken at once.
                     if not _broken(connection) or attempt >= READERS:
                         raise
@@ -397,9 +422,9 @@ class Postgres(Engine):
         number, began = self._commits + 1, time.monotonic()
         transaction = self._begin(connection)
         try:
-            driver, asked = _driver(connection), time.monotonic_ns()
-            fence = driver.execute(
-                _FENCE, (number, self.replica, number - 1), prepare=not self._options.pooled
+            session, asked = _session(connection), time.monotonic_ns()
+            fence = session.execute(
+                _FENCE, (number, *self._identity, number - 1), prepare=not self._options.pooled
             )
             if (passed := fence.fetchone()) is None:
                 raise self._fenced(connection)
@@ -427,10 +452,10 @@ class Postgres(Engine):
         why = ""
         for _ in range(2):  # an idle connection may be broken
             try:
-                driver = _driver(self._connected())
-                driver.autocommit = True  # one round trip, not three
-                driver.execute(_NOTIFY, (texts,))
-                driver.autocommit = False
+                session = _session(self._connected())
+                session.autocommit = True  # one round trip, not three
+                session.execute(_NOTIFY, (texts,))
+                session.autocommit = False
                 return
             except self.failures as error:
                 self._drop()
@@ -442,12 +467,14 @@ class Postgres(Engine):
         await Listener(self._listening, beat, poll, database).run()
 
     def _fenced(self, connection: Connection) -> FencedError:
-        row = connection.exec_driver_sql(_OWN_ROW, (self.replica,)).one_or_none()
+        row = connection.exec_driver_sql(_OWN_ROW, self._identity).one_or_none()
         if row is None or row[1]:
             mine = (self._replica.name, self.replica)
             if connection.exec_driver_sql(_NAMESAKE, mine).one_or_none() is not None:
                 why = f"another replica is called {self._replica.name}"
                 remedy = "give each its own A2A_REPLICA_NAME"
+            elif row is None:
+                why, remedy = "it no longer knows this process", "restart the service"
             else:
                 why = f"this replica was silent for {self.lease.seconds:g} s and counts as gone"
                 remedy = "restart it; if that happens often, raise A2A_REPLICA_LEASE_SECONDS"
@@ -466,7 +493,7 @@ class Postgres(Engine):
                 connection = self._connected()
                 # This waits until the transaction in question is over.
                 with self._begin(connection):
-                    row = connection.exec_driver_sql(_OWN_ROW, (self.replica,)).one_or_none()
+                    row = connection.exec_driver_sql(_OWN_ROW, self._identity).one_or_none()
                     if row is not None and row[0] == number:
                         self._commits = number
                         return True
@@ -545,12 +572,12 @@ def _state(error: Exception) -> str | None:
     return raised.sqlstate if isinstance(raised, psycopg.Error) else None
 
 
-def _driver(connection: Connection) -> psycopg.Connection[Any]:
-    return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+def _session(connection: Connection) -> driver.BoundedConnection:
+    return cast("driver.BoundedConnection", connection.connection.driver_connection)
 
 
 def _broken(connection: Connection) -> bool:
-    return connection.invalidated or _driver(connection).closed
+    return connection.invalidated or _session(connection).closed
 
 
 def _explained(error: Exception) -> tuple[str, str]:

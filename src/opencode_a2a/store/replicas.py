@@ -23,6 +23,14 @@ from opencode_a2a.store import schema
 UNKNOWN = 0
 """The owner of an upstream that is new in the table; no replica has this number. It does not count
 as handed over: an earlier program may have left tasks there without storing all it had shown."""
+MAIL_FORMAT = 1
+"""The format of the calls that this program sends to other replicas (``tasks.mailbox``).
+
+A program reads calls of its own format and of earlier ones, and sends none to a replica of an
+earlier one. A field that an earlier program may ignore does not need a new format; one that it must
+not ignore, a field that is gone, or a new kind of call does. The recorded calls in
+``tests/support/mail`` say what each format looks like. 0 is a program from before formats.
+"""
 Cleanly = bool
 """Whether the last owner of an OpenCode handed it over, so that all that it showed is stored."""
 
@@ -37,6 +45,8 @@ class ReplicaRow(NamedTuple):
     """Since its last commit."""
     lists: frozenset[str]
     """The names of the upstreams in its settings."""
+    mail_format: int = MAIL_FORMAT
+    """The format of the calls that it sends, and the latest that it reads."""
 
 
 class UpstreamRow(NamedTuple):
@@ -88,14 +98,6 @@ class Census:
         """How many live replicas list each OpenCode in their settings."""
         return Counter(chain.from_iterable(one.lists for one in self.live))
 
-    @cached_property
-    def unlisted(self) -> list[str]:
-        """The OpenCodes that this replica owns only to end their tasks and serve their webhooks."""
-        if self.this_replica is None:
-            return []
-        mine = (row.name for row in self.upstreams if row.owner == self.me)
-        return [name for name in mine if name not in self.this_replica.lists]
-
     def spare(self, replica: ReplicaRow) -> int:
         """Return how many more OpenCodes a replica should own; negative if it owns too many.
 
@@ -104,6 +106,14 @@ class Census:
         share = math.ceil(sum(1 / self.listings[name] for name in replica.lists) - 1e-9)
         owned = (row for row in self.upstreams if row.owner == replica.no)
         return share - sum(row.name in replica.lists for row in owned)
+
+    def reads_mail(self, upstream: str) -> bool:
+        """Whether the owner of an OpenCode can read the calls of this program.
+
+        While it has no live owner, its next one may be able to.
+        """
+        owner = next((row.owner for row in self.upstreams if row.name == upstream), None)
+        return all(one.mail_format >= MAIL_FORMAT for one in self.live if one.no == owner)
 
     @cached_property
     def this_replica(self) -> ReplicaRow | None:
@@ -123,7 +133,7 @@ class Census:
         """Return the OpenCodes that no live replica lists, and that were away for so long.
 
         One that was abandoned before is abandoned again if the replica that ended its tasks is
-        gone, perhaps before it was done: another one has to serve the webhooks.
+        gone before it was done.
         """
         return [
             row.name
@@ -152,7 +162,7 @@ class Census:
 
 
 _LIVE = sa.text(
-    "SELECT no, name, version, lists,"
+    "SELECT no, name, version, lists, format,"
     " extract(epoch FROM clock_timestamp() - seen)::float8 AS silent_seconds"
     " FROM replicas WHERE gone IS NULL ORDER BY no"
 )
@@ -174,9 +184,9 @@ _ENROLL = sa.text(
     " room = excluded.room"
 )
 _ENROLL_LEFT = sa.text(
-    "INSERT INTO upstreams (name, owner, state, drain, room, tasks, changed)"
+    "INSERT INTO upstreams (name, owner, state, drain, room, tasks, changed)"  # noqa: S608 - a constant
     " SELECT DISTINCT upstream, cast(:owner AS bigint), 'away', 0, 0, 0, clock_timestamp()"
-    " FROM tasks WHERE state = ANY(:states) ON CONFLICT (name) DO NOTHING"
+    f" FROM tasks WHERE {schema.OPEN} ON CONFLICT (name) DO NOTHING"
 )
 _LONG_LOST = sa.text(
     "SELECT name FROM upstreams WHERE state = 'lost'"
@@ -186,9 +196,13 @@ _FORGET_GONE = sa.text(
     "DELETE FROM replicas WHERE gone < clock_timestamp() - interval '1 day'"
     " AND NOT EXISTS (SELECT 1 FROM upstreams WHERE owner = replicas.no)"
 )
+# The row of a replica is locked while it is inside of a transaction. One that hangs there is not
+# waited for: all who tried would be held up for as long.
 _DECLARE_GONE = sa.text(
-    "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND no = ANY(:numbers)"
-    " AND seen < clock_timestamp() - make_interval(secs => :lease) RETURNING no"
+    "UPDATE replicas SET gone = clock_timestamp() WHERE no IN (SELECT no FROM replicas"
+    " WHERE gone IS NULL AND no = ANY(:numbers)"
+    " AND seen < clock_timestamp() - make_interval(secs => :lease)"
+    " ORDER BY no FOR UPDATE SKIP LOCKED) RETURNING no"
 )
 # The owner is looked at by a second statement, after the lock: if another replica becomes the owner
 # while the lock is waited for, PostgreSQL joins the new row with the replica of the old one.
@@ -219,17 +233,15 @@ _MARK_ABANDONED = sa.text(
 )
 
 
-def forget(connection: Connection, unread: Sequence[sa.ColumnElement[bool]]) -> None:
+def forget(connection: Connection) -> None:
     """Delete OpenCodes that were lost a day ago, and replicas that were gone then and own nothing.
 
-    An OpenCode stays while a live replica lists it, or while the log of one of its tasks is
-    ``unread`` (``DurableReader.unread``): the owner of the OpenCode serves the webhooks.
+    An OpenCode stays while a live replica lists it.
     """
     listed = {name for row in live(connection) for name in row.lists}
     lost = [name for name in connection.scalars(_LONG_LOST) if name not in listed]
-    known, tasks = schema.upstreams, schema.tasks
-    left = sa.exists().where(tasks.c.upstream == known.c.name, sa.or_(sa.false(), *unread))
-    connection.execute(known.delete().where(known.c.name.in_(lost), ~left))
+    known = schema.upstreams
+    connection.execute(known.delete().where(known.c.name.in_(lost)))
     connection.execute(_FORGET_GONE)
 
 
@@ -241,7 +253,8 @@ def live(connection: Connection) -> list[ReplicaRow]:
             name=row.name,
             version=row.version,
             silent_seconds=row.silent_seconds,
-            lists=frozenset(orjson.loads(row.lists or b"[]")),
+            lists=frozenset(_names(row.lists)),
+            mail_format=row.format,
         )
         for row in connection.execute(_LIVE)
     ]
@@ -254,7 +267,7 @@ def upstreams(connection: Connection) -> list[UpstreamRow]:
             owner=row.owner,
             state=row.state,
             drain=bool(row.drain),
-            directories=tuple(orjson.loads(row.serves or b"[]")),
+            directories=_names(row.serves),
             max_turns=row.room,
             open_tasks=row.tasks,
             away_seconds=row.away_seconds,
@@ -264,15 +277,21 @@ def upstreams(connection: Connection) -> list[UpstreamRow]:
     ]
 
 
-def enroll(
-    connection: Connection, me: int, listed: Sequence[UpstreamRow], states: Sequence[str] = ()
-) -> None:
+def _names(data: bytes | None) -> tuple[str, ...]:
+    """Return the names of a stored list; none of one that is damaged."""
+    try:
+        return tuple(orjson.loads(data or b"[]"))
+    except (TypeError, ValueError):
+        return ()
+
+
+def enroll(connection: Connection, me: int, listed: Sequence[UpstreamRow]) -> None:
     """Write down which OpenCodes a replica lists in its settings.
 
     One that is new in the table belongs to nobody; neither does one that is only known by tasks
-    that are in these states.
+    that have not ended.
     """
-    connection.execute(_ENROLL_LEFT, {"owner": UNKNOWN, "states": list(states)})
+    connection.execute(_ENROLL_LEFT, {"owner": UNKNOWN})
     names = orjson.dumps([row.name for row in listed])
     connection.execute(_LIST, {"me": me, "lists": names})
     for row in sorted(listed):
@@ -285,7 +304,8 @@ def enroll(
 def declare_gone(connection: Connection, numbers: Collection[int], lease: float) -> list[int]:
     """Declare replicas gone, unless they have committed something within the last lease.
 
-    They can write nothing any more. Return the numbers of those that were declared gone.
+    They can write nothing any more. Return the numbers of those that were declared gone; one whose
+    transaction is still open in the database is not among them.
     """
     values = {"numbers": list(numbers), "lease": lease}
     return list(connection.scalars(_DECLARE_GONE, values))

@@ -5,9 +5,13 @@ it lacks. Steps only go forward, and a database of a newer program is refused.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex
+from sqlalchemy.sql.compiler import DDLCompiler
 
 from opencode_a2a.ids import MAIN
 
@@ -24,6 +28,29 @@ class Number(sa.BigInteger):
 class Text(sa.String):
     """A text that is compared by its bytes."""
 
+
+class PartialIndex(sa.Index):
+    """An index of the rows that meet a condition.
+
+    SQLAlchemy has options for that, one for each kind of database, and to give one is to import all
+    drivers that it knows for that kind.
+    """
+
+    def __init__(self, name: str, *columns: str, where: str) -> None:
+        super().__init__(name, *columns)
+        self.where = where
+
+
+@compiles(CreateIndex)
+def _create_index(made: CreateIndex, compiler: DDLCompiler, **options: Any) -> str:
+    text = compiler.visit_create_index(made, **options)  # pyright: ignore[reportUnknownMemberType] # not typed
+    return f"{text} WHERE {made.element.where}" if isinstance(made.element, PartialIndex) else text
+
+
+OPEN_STATES = ("submitted", "working", "input_required", "auth_required")
+"""The states of tasks that have not ended; ``tasks.state`` knows what they mean."""
+OPEN = f"state IN ({', '.join(map(repr, OPEN_STATES))})"
+"""The condition of ``tasks_open``. A query has to contain it word for word to use that index."""
 
 tasks = sa.Table(
     "tasks",
@@ -46,6 +73,7 @@ tasks = sa.Table(
     sa.Index("tasks_by_context", "principal", "context_id", "updated_at", "no"),
     sa.Index("tasks_by_state", "principal", "state", "updated_at", "no"),
     sa.Index("tasks_ended", "updated_at", "state"),
+    PartialIndex("tasks_open", "upstream", "no", where=OPEN),
     sqlite_autoincrement=True,
 )
 
@@ -55,12 +83,7 @@ tallies = sa.Table(
     sa.Column("principal", Text, primary_key=True),
     sa.Column("state", Text, primary_key=True),
     sa.Column("n", sa.Integer, nullable=False),
-    sa.Index(
-        "tallies_open",
-        "state",
-        sqlite_where=sa.text("n > 0"),
-        postgresql_where=sa.text("n > 0"),
-    ),
+    PartialIndex("tallies_open", "state", where="n > 0"),
     sqlite_with_rowid=False,
 )
 
@@ -99,6 +122,7 @@ links = sa.Table(
     ),
     sa.Column("session_id", Text, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
+    sa.Index("links_by_session", "session_id"),
     sqlite_with_rowid=False,
 )
 
@@ -171,8 +195,12 @@ places = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# A webhook is a reader of a task's log whose place is stored. The index by due time would let
-# several processes share the rows.
+LOOK = 2**62
+"""In ``webhooks.changed``: the log has to be looked at, as for a row of an earlier version."""
+DUE = "state = 'active' AND acked < changed"
+"""The condition of ``webhooks_due``. A query has to contain it word for word to use that index."""
+
+# A webhook is a reader of a task's log whose place is stored; see ``store.webhooks``.
 webhooks = sa.Table(
     "webhooks",
     metadata,
@@ -194,8 +222,18 @@ webhooks = sa.Table(
     sa.Column("failing_since", sa.BigInteger),
     sa.Column("next_at", sa.BigInteger),
     sa.Column("last_outcome", Text),
+    sa.Column(
+        "changed",
+        sa.BigInteger,
+        nullable=False,
+        server_default=str(LOOK),
+        comment="the last entry that changed the state of the task",
+    ),
+    sa.Column("claimed_by", sa.BigInteger, comment="the replica that serves it just now"),
     sa.Index("webhooks_by_task", "task_no", "config_id", unique=True),
     sa.Index("webhooks_by_principal", "principal", "state"),
+    PartialIndex("webhooks_active", "no", where="state = 'active'"),
+    PartialIndex("webhooks_due", "next_at", where=DUE),
     sqlite_autoincrement=True,
 )
 
@@ -212,9 +250,19 @@ replicas = sa.Table(
         "commits", sa.BigInteger, nullable=False, comment="counted first in each transaction"
     ),
     sa.Column("gone", sa.DateTime(timezone=True), comment="when it was declared gone"),
+    sa.Column("key", Text, comment="drawn at random: its number may be used again after a loss"),
     sa.Column("lists", sa.LargeBinary, comment="the upstreams in its settings"),
+    sa.Column(
+        "format", sa.Integer, nullable=False, server_default="0", comment="of the calls it sends"
+    ),
+    sa.Column(
+        "claims",
+        sa.Integer,
+        nullable=False,
+        server_default="0",
+        comment="0: it serves the webhooks of its tasks without claiming them",
+    ),
     sqlite_autoincrement=True,
-    postgresql_with={"fillfactor": 50},  # an update then stays on its page
 )
 
 # The OpenCodes, each of which one of these processes runs at a time.
@@ -385,8 +433,28 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("CREATE INDEX tallies_open ON tallies (state) WHERE n > 0",),
     # No query uses it, and every attempt to send a notification had to change it.
     ("DROP INDEX webhooks_due",),
+    # the format of the calls between replicas; earlier programs say none
+    ("ALTER TABLE replicas ADD COLUMN format INTEGER NOT NULL DEFAULT 0",),
+    (  # what is open among all that is kept, and the contexts of a session
+        "CREATE INDEX tasks_open ON tasks (upstream, no) WHERE state IN"
+        " ('submitted', 'working', 'input_required', 'auth_required')",
+        "CREATE INDEX links_by_session ON links (session_id)",
+        "CREATE INDEX webhooks_active ON webhooks (no) WHERE state = 'active'",
+    ),
+    # a replica is known by more than its number, which a database that lost rows may give again
+    ("ALTER TABLE replicas ADD COLUMN key VARCHAR",),
+    (  # webhooks that any replica claims; 4611686018427387904 stands for a log to be looked at
+        "ALTER TABLE webhooks ADD COLUMN changed BIGINT NOT NULL DEFAULT 4611686018427387904",
+        "ALTER TABLE webhooks ADD COLUMN claimed_by BIGINT",
+        "ALTER TABLE replicas ADD COLUMN claims INTEGER NOT NULL DEFAULT 0",
+        "CREATE INDEX webhooks_due ON webhooks (next_at)"
+        " WHERE state = 'active' AND acked < changed",
+    ),
 )
 """The statements that lead from each version of the schema to the next.
+
+A step never changes once it is on the main branch: there are databases that have taken it. A test
+keeps the digest of each (``tests/support/steps.txt``).
 
 They spell out their tables, since the declarations above may have changed after they were written.
 They are written for SQLite; ``Engine.spelling`` says what another database says instead.
@@ -430,8 +498,12 @@ def migrate(connection: Connection, spelling: Mapping[str, str]) -> None:
         connection.execute(version.insert().values(version=len(STEPS), oldest=OLDEST))
     elif current < len(STEPS):
         for step in STEPS[current:]:
-            for statement in step:
-                for word, other in spelling.items():
-                    statement = statement.replace(word, other)
-                connection.exec_driver_sql(statement)
+            take_step(connection, step, spelling)
         connection.execute(version.update().values(version=len(STEPS), oldest=OLDEST))
+
+
+def take_step(connection: Connection, step: tuple[str, ...], spelling: Mapping[str, str]) -> None:
+    for statement in step:
+        for word, other in spelling.items():
+            statement = statement.replace(word, other)
+        connection.exec_driver_sql(statement)

@@ -33,6 +33,9 @@ from opencode_a2a.store.schema import Number, SchemaTooNewError, migrate
 T = TypeVar("T")
 
 READERS = 3
+SECURE_DELETE = "FAST"
+"""Overwrites what is deleted where that costs no more writing; ``Sqlite.erase`` has all of it
+overwritten."""
 BUSY_SECONDS = 1.5
 """How long a statement waits for a lock that another process holds. A write may have to wait for
 the one before it as well, and its caller still has an answer within 5 s. Readers do not wait: the
@@ -62,6 +65,7 @@ def _number(*_: object, **_options: object) -> str:
 class Sqlite(Engine):
     kind = kind_of("sqlite://")
     failures = (SQLAlchemyError, sqlite3.Error)
+    data_errors = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError)
 
     def __init__(self, url: str, _replica: Replica, _options: ConnectionOptions) -> None:
         # The URL may name an asynchronous driver; the driver is always the synchronous one.
@@ -73,6 +77,8 @@ class Sqlite(Engine):
         self._lock: int | None = None
         self._file: os.stat_result | None = None
         self._connection: Connection | None = None
+        self._erasing = False
+        """Whether the write-ahead log may hold what was to be erased."""
         self._engine = sa.create_engine(self._url, poolclass=NullPool)
         self._read_engine = sa.create_engine(
             self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
@@ -102,7 +108,10 @@ class Sqlite(Engine):
             self._check_path()
             self._connection = self._connection or self._engine.connect()
             with self._connection.begin():
-                return run_group(self._connection, calls)
+                results = run_group(self._connection, calls)
+            if self._erasing:
+                self._empty_log(self._connection)
+            return results
         except MovedError as error:
             return [WriteResult(call, None, error) for call in calls]
         except Exception as error:  # a call may raise anything, which is for its caller
@@ -127,6 +136,16 @@ class Sqlite(Engine):
         with self._read_engine.connect() as connection:
             return fn(connection)
 
+    def erase(self, connection: Connection) -> None:
+        _run(connection, "PRAGMA secure_delete=ON")
+        self._erasing = True
+
+    def _empty_log(self, connection: Connection) -> None:
+        """Empty the write-ahead log; if somebody reads just now, after the next write."""
+        _run(connection, f"PRAGMA secure_delete={SECURE_DELETE}")
+        busy, *_ = _run(connection, "PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._erasing = bool(busy)
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -146,6 +165,12 @@ class Sqlite(Engine):
             raise MovedError
 
 
+def _run(connection: Connection, statement: str) -> sqlite3.Cursor:
+    """Run a statement past SQLAlchemy, which would begin a transaction for it."""
+    driver: Any = connection.connection.driver_connection
+    return driver.execute(statement)
+
+
 def _prepare(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     for pragma in (
@@ -154,7 +179,7 @@ def _prepare(connection: Any, _record: object) -> None:
         "synchronous=NORMAL",
         "temp_store=MEMORY",
         "journal_size_limit=67108864",
-        "secure_delete=FAST",  # so that the erased secret of a webhook leaves no trace
+        f"secure_delete={SECURE_DELETE}",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

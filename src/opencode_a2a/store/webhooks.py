@@ -1,17 +1,23 @@
 """Webhooks: where the changes of a task's state are sent, and how far that has come.
 
-Functions of a connection, to be given to ``Database``. A row that is done holds no secret: its
-receiver has taken the end of the task, or wants no more notifications.
+Functions of a connection, to be given to ``Database``. A webhook is *due* while a change of its
+task's state is stored that its receiver has not taken (``acked < changed``), and ``next_at`` is not
+in the future. A replica *claims* a due webhook before it sends anything to it, so that a webhook is
+served by one replica at a time; the claim of a replica that is gone is void.
+
+A row that is done holds no secret: its receiver has taken the end of the task, or wants no more
+notifications.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.schema import tasks, webhooks
+from opencode_a2a.store.database import Prepared, engine_of
+from opencode_a2a.store.schema import DUE, LOOK, tasks, webhooks
 
 HookState = Literal["active", "done", "failed"]
 
@@ -37,26 +43,104 @@ class HookRow:
     failing_since: int | None = None
     next_at: int | None = None
     last_outcome: str | None = None
+    changed: int = LOOK
+    """Sequence number of the last stored entry that changed the state of the task; ``LOOK`` if that
+    has to be looked up in the log."""
     no: int = 0
 
     def __repr__(self) -> str:
         return f"HookRow({self.no}, {self.state})"
 
 
-_CHANGING = (
-    "acked", "state", "attempts", "failing_since", "next_at", "last_outcome",
-    "credentials", "token",
-)  # fmt: skip
+class Backlog(NamedTuple):
+    """What is left to send."""
+
+    pending: int
+    """Webhooks with a change that their receiver has not taken."""
+    failing_since: int | None
+    """When the one of them that has failed for the longest time began to fail."""
+    due_at: int | None
+    """When the next of them that this process may claim is due; None if there is none."""
+
+
+ALONE = 0
+"""Whose claims those of a process are that has the database for itself."""
 _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
+_ROW = ", ".join(field.name for field in fields(HookRow))
+# A replica of an earlier version does not claim: it serves all webhooks of the tasks that it runs.
+_CLAIMABLE = """NOT EXISTS (SELECT 1 FROM tasks t JOIN upstreams u ON u.name = t.upstream
+   JOIN replicas o ON o.no = u.owner
+   WHERE t.no = w.task_no AND o.gone IS NULL AND o.claims = 0)"""
+_FREE = """(w.claimed_by IS NULL OR NOT EXISTS
+   (SELECT 1 FROM replicas r WHERE r.no = w.claimed_by AND r.gone IS NULL))"""
+# Webhooks that a replica held back when it died, since their receiver was away, are due at once.
+# So is one that would have to wait for too long: the clock was set back.
+_DUE_AT = "CASE WHEN w.claimed_by IS NULL AND w.next_at <= :latest THEN w.next_at ELSE 0 END"
 
 
-def put(connection: Connection, row: HookRow) -> HookRow:
-    """Store a webhook in place of one with the same id; return it with its number."""
-    connection.execute(webhooks.delete().where(*_named(row.task_no, row.config_id)))
+def _for_one_and_several(sql: str) -> dict[bool, Prepared]:
+    """Return a statement for a database that one process uses, and for a shared one (True)."""
+    alone = {"free": "w.claimed_by IS NULL", "claimable": "1 = 1", "lock": ""}
+    shared = {
+        "free": f"{_FREE} AND {_CLAIMABLE}",
+        "claimable": _CLAIMABLE,
+        "lock": "FOR UPDATE OF w SKIP LOCKED",
+    }
+    return {False: Prepared(sql.format(**alone)), True: Prepared(sql.format(**shared))}
+
+
+_CLAIM = _for_one_and_several(
+    "UPDATE webhooks SET claimed_by = :me WHERE no IN (SELECT w.no FROM webhooks w"  # noqa: S608 - constants
+    f" WHERE {DUE} AND {{free}} AND {_DUE_AT} <= :now"
+    f" ORDER BY w.no LIMIT :most {{lock}}) RETURNING {_ROW}"
+)
+_DUE = _for_one_and_several(f"SELECT min({_DUE_AT}) FROM webhooks w WHERE {DUE} AND {{free}}")  # noqa: S608 - constants
+_PENDING = Prepared(f"SELECT count(*), min(failing_since) FROM webhooks WHERE {DUE}")  # noqa: S608 - a constant
+_CLAIMED = _for_one_and_several(
+    f"SELECT {_ROW} FROM webhooks w WHERE w.no = :no AND w.claimed_by = :me"  # noqa: S608 - constants
+    " AND w.state = 'active' AND {claimable}"
+)
+_CHANGED = Prepared("UPDATE webhooks SET changed = :seq WHERE task_no = :task_no")
+_LOOKED = Prepared(
+    "UPDATE webhooks SET claimed_by = NULL, changed = CASE"  # noqa: S608 - a constant
+    f" WHEN changed = {LOOK} THEN :changed ELSE changed END WHERE no = :no AND claimed_by = :me"
+)
+_UPDATE = Prepared(
+    "UPDATE webhooks SET acked = :acked, state = :state, attempts = :attempts,"
+    " failing_since = :failing_since, next_at = :next_at, last_outcome = :last_outcome,"
+    " credentials = :credentials, token = :token, claimed_by = :claimed_by"
+    " WHERE no = :no AND claimed_by = :me AND acked = :before RETURNING no"
+)
+_POSTPONE = Prepared(
+    "UPDATE webhooks SET next_at = :next_at, last_outcome = :outcome"
+    " WHERE no = :no AND claimed_by = :me"
+)
+_RELEASE = Prepared("UPDATE webhooks SET claimed_by = NULL WHERE no = :no AND claimed_by = :me")
+_RELEASE_ALL = Prepared(
+    "UPDATE webhooks SET claimed_by = NULL, next_at = NULL WHERE claimed_by IS NOT NULL"
+)
+
+
+# Setting and finding
+
+
+class Replaced(NamedTuple):
+    """A webhook that was deleted."""
+
+    no: int
+    claimed_by: int | None
+
+
+def put(connection: Connection, row: HookRow) -> tuple[HookRow, Replaced | None]:
+    """Store a webhook in place of one with the same id; return it with its number, and that one."""
+    # Whoever changes the state of the task meanwhile either waits, and then finds the webhook, or
+    # has committed, so that a look at the log finds the change.
+    connection.execute(sa.select(tasks.c.no).where(tasks.c.no == row.task_no).with_for_update())
+    replaced = delete(connection, row.task_no, row.config_id)
     values = asdict(row)
     del values["no"]
     no = connection.scalar(webhooks.insert().values(values).returning(webhooks.c.no))
-    return replace(row, no=no or 0)
+    return replace(row, no=no or 0), replaced
 
 
 def counts(connection: Connection, task_no: int, config_id: str, principal: str) -> tuple[int, int]:
@@ -70,22 +154,8 @@ def counts(connection: Connection, task_no: int, config_id: str, principal: str)
 
 def of_task(connection: Connection, task_no: int) -> list[HookRow]:
     """Return the webhooks of a task, oldest first."""
-    return _rows(connection, webhooks.c.task_no == task_no)
-
-
-def active(connection: Connection, upstreams: Collection[str] | None = None) -> list[HookRow]:
-    """Return the active webhooks of all tasks, or of the tasks of some OpenCodes."""
-    where = [webhooks.c.state == "active"]
-    if upstreams is not None:
-        of = sa.select(tasks.c.no).where(tasks.c.upstream.in_(upstreams))
-        where.append(webhooks.c.task_no.in_(of))
-    return _rows(connection, *where)
-
-
-def unread() -> sa.ColumnElement[bool]:
-    """Return the condition that a row of ``tasks`` has an active webhook."""
-    active = sa.exists().where(webhooks.c.task_no == tasks.c.no, webhooks.c.state == "active")
-    return active.correlate(tasks)
+    query = sa.select(*_COLUMNS).where(webhooks.c.task_no == task_no).order_by(webhooks.c.no)
+    return [HookRow(*row) for row in connection.execute(query)]
 
 
 def page(
@@ -100,23 +170,120 @@ def page(
     return [(task_id, HookRow(*row)) for task_id, *row in found]
 
 
-def update(connection: Connection, row: HookRow) -> bool:
-    """Store how far a webhook has come; False if it is no longer there."""
-    known = asdict(row)
-    values = {name: known[name] for name in _CHANGING}
-    found = connection.execute(webhooks.update().where(webhooks.c.no == row.no).values(values))
-    return found.rowcount > 0
+def delete(connection: Connection, task_no: int, config_id: str) -> Replaced | None:
+    where = _named(task_no, config_id)
+    query = sa.select(webhooks.c.no, webhooks.c.claimed_by).where(*where)
+    found = connection.execute(query).one_or_none()
+    if found is None:
+        return None
+    engine_of(connection).erase(connection)
+    connection.execute(webhooks.delete().where(*where))
+    return Replaced(*found)
 
 
-def delete(connection: Connection, task_no: int, config_id: str) -> bool:
-    found = connection.execute(webhooks.delete().where(*_named(task_no, config_id)))
-    return found.rowcount > 0
+def try_again(connection: Connection, no: int) -> int | None:
+    """Make a webhook due, as if it had not failed yet; return whose claim it is."""
+    fresh = {"state": "active", "attempts": 0, "failing_since": None, "next_at": None}
+    undone = webhooks.update().where(webhooks.c.no == no, webhooks.c.state != "done")
+    # ``look_again`` leaves out what has failed.
+    changed = sa.case((webhooks.c.state == "failed", LOOK), else_=webhooks.c.changed)
+    again = undone.values(**fresh, changed=changed).returning(webhooks.c.claimed_by)
+    return connection.scalar(again)
+
+
+def unread() -> sa.ColumnElement[bool]:
+    """Return the condition that a row of ``tasks`` has an active webhook."""
+    active = sa.exists().where(webhooks.c.task_no == tasks.c.no, webhooks.c.state == "active")
+    return active.correlate(tasks)
+
+
+# What is due
+
+
+def note_changes(connection: Connection, changes: Mapping[int, int]) -> bool:
+    """Make the webhooks of tasks due, in the transaction that stores the changes of their states.
+
+    ``changes`` has the number of the last change of each task. Return whether there are webhooks.
+    """
+    rows = ({"task_no": no, "seq": seq} for no, seq in changes.items())
+    return _CHANGED.run(connection, *rows).rowcount > 0
+
+
+def look_again(connection: Connection, upstreams: Collection[str] | None) -> None:
+    """Have the logs of the tasks of some OpenCodes, or of all, looked at for their webhooks.
+
+    An earlier owner may have been a version that does not call ``note_changes``.
+    """
+    where = [webhooks.c.state == sa.literal_column("'active'")]  # as in the index of them
+    if upstreams is not None:
+        # Asked for each of the few that are active.
+        task = sa.exists().where(tasks.c.no == webhooks.c.task_no, tasks.c.upstream.in_(upstreams))
+        where.append(task)
+    connection.execute(webhooks.update().where(*where).values(changed=LOOK))
+
+
+def backlog(connection: Connection, me: int | None, latest: int) -> Backlog:
+    """Return what is left to send, by all processes; nothing has to wait beyond ``latest``."""
+    pending, since = _PENDING.run(connection, {}).fetchone()
+    (due_at,) = _DUE[me is not None].run(connection, {"latest": latest}).fetchone()
+    return Backlog(pending, since, due_at)
+
+
+# Claims; ``me`` is the number of the replica, or None for a process that is alone
+
+
+def claim(
+    connection: Connection, me: int | None, now: int, latest: int, most: int
+) -> list[HookRow]:
+    """Claim webhooks that are due, oldest first; ``latest`` is that of ``backlog``."""
+    values = {"me": me or ALONE, "now": now, "latest": latest, "most": most}
+    found = _CLAIM[me is not None].run(connection, values).fetchall()
+    return sorted((HookRow(*row) for row in found), key=lambda row: row.no)
+
+
+def claimed(connection: Connection, me: int | None, no: int) -> HookRow | None:
+    """Return a webhook as it is now; None unless this process may still send to it."""
+    found = _CLAIMED[me is not None].run(connection, {"me": me or ALONE, "no": no}).fetchone()
+    return HookRow(*found) if found else None
+
+
+def looked(connection: Connection, me: int | None, changes: Mapping[int, int]) -> None:
+    """Store the number of the last change for webhooks that this process has looked at."""
+    mine = ({"me": me or ALONE, "no": no, "changed": seq} for no, seq in changes.items())
+    _LOOKED.run(connection, *mine)
+
+
+def update(
+    connection: Connection, me: int | None, row: HookRow, before: int, *, keep: bool = False
+) -> bool:
+    """Store how far a webhook has come, and end the claim, unless it is to be kept.
+
+    False if it is no longer there, or is no longer where it was ``before``.
+    """
+    if row.state == "done":  # its secrets are no longer needed
+        engine_of(connection).erase(connection)
+    mine = me or ALONE
+    values = {**asdict(row), "me": mine, "before": before, "claimed_by": mine if keep else None}
+    return _UPDATE.run(connection, values).fetchone() is not None
+
+
+def postpone(
+    connection: Connection, me: int | None, numbers: Collection[int], next_at: int, outcome: str
+) -> None:
+    """Store for webhooks that wait for the same receiver when it is tried again."""
+    mine = {"me": me or ALONE, "next_at": next_at, "outcome": outcome}
+    _POSTPONE.run(connection, *({**mine, "no": no} for no in numbers))
+
+
+def release(connection: Connection, me: int | None, no: int) -> None:
+    """End a claim."""
+    _RELEASE.run(connection, {"me": me or ALONE, "no": no})
+
+
+def release_all(connection: Connection) -> None:
+    """End all claims: those of an earlier run of a process that has the database for itself."""
+    _RELEASE_ALL.run(connection, {})
 
 
 def _named(task_no: int, config_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return webhooks.c.task_no == task_no, webhooks.c.config_id == config_id
-
-
-def _rows(connection: Connection, *where: sa.ColumnElement[bool]) -> list[HookRow]:
-    query = sa.select(*_COLUMNS).where(*where).order_by(webhooks.c.no)
-    return [HookRow(*row) for row in connection.execute(query)]

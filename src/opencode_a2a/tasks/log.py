@@ -22,7 +22,9 @@ the task over: reading ends here, and clients come again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,14 +34,26 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
-from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import Grew, Usage, UsageCounted
+from opencode_a2a.errors import StoreUnavailableError, StreamEndedError, TaskUnreadableError
+from opencode_a2a.events import (
+    ChannelReplaced,
+    Failure,
+    FailureType,
+    Finished,
+    Grew,
+    Outcome,
+    Resumed,
+    ToolChanged,
+    Usage,
+    UsageCounted,
+)
 from opencode_a2a.ids import MAIN, ContextId, Principal, TaskId
 from opencode_a2a.messages import TurnRequest
-from opencode_a2a.store import callers
+from opencode_a2a.store import callers, webhooks
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import Spent
 from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.engine import UnstorableError
 from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
 from opencode_a2a.tasks.state import (
     FIRM,
@@ -56,6 +70,7 @@ from opencode_a2a.tasks.state import (
     TerminalError,
     dump_archive,
     dump_entries,
+    encode,
     load_entries,
     load_state,
 )
@@ -71,13 +86,25 @@ TAIL = 128
 """Stored entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
+BATCH_BYTES = 256 * 1024
+"""Bytes of text after which no further entry is handed to a reader at once. What a reader that does
+not read holds in memory is about one batch, encoded."""
+SEGMENTS = 200
+"""Rows of a stored log that are read at once."""
 LOGS_PER_NOTIFICATION = 390
 """A task number has up to 19 digits, and a notification has room for 7,900."""
 STORE_SECONDS = 4.0
 """How long a caller waits for the store to take the state that it is about to read."""
 UNREAD_SECONDS = 1.5
-"""Nobody reads a request and answers it in less time; an answer that comes sooner may be a late
-answer to an earlier request."""
+"""Nobody reads a request and answers it in less time; an answer that comes sooner may be a late or
+doubled answer to an earlier request."""
+SETTLED_SECONDS = 5.0
+"""How long an answer to a request that was settled may still be on its way, or be sent again."""
+UNSTORABLE = Failure(
+    FailureType.UNSTORABLE,
+    "Something that belongs to the task cannot be stored, so that it was stopped. The log of the "
+    "service says what. Send the message again.",
+)
 DRAINED = "The service is shutting down. The task continues; fetch it later, or send it again."
 
 WriteEntries = Callable[[list[Entry]], bool]
@@ -85,10 +112,6 @@ WriteEntries = Callable[[list[Entry]], bool]
 
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
-
-
-class ChangesInStoreError(Exception):
-    """More changes have followed than the log remembers: ``stored_changes`` reads them."""
 
 
 class LiveReader(Protocol):
@@ -134,44 +157,83 @@ class Waiters:
                 future.set_exception(error)
 
 
-@dataclass(slots=True)
-class SeenRequests:
-    """Which requests to a person (see ``Interrupted.number``) a reader of the task has seen."""
+class Settlements:
+    """When a request of each context was last settled, by the monotonic clock."""
 
-    _state: TaskState
-    newest: int = 0
-    """The highest number that a reader was given."""
-    _newest_before: int = 0
-    _at: float = -UNREAD_SECONDS
-    """When a reader was given the newest one, by the clock of the event loop."""
+    def __init__(self) -> None:
+        self._at: dict[tuple[Principal, ContextId], float] = {}
+
+    def note(self, ref: TaskRef, now: float) -> None:
+        self._at = {key: at for key, at in self._at.items() if now - at < SETTLED_SECONDS}
+        self._at[ref.principal, ref.context_id] = now
+
+    def last(self, ref: TaskRef) -> float:
+        return self._at.get((ref.principal, ref.context_id), -SETTLED_SECONDS)
+
+
+class SeenRequests:
+    """Which requests to a person (see ``Interrupted.number``) a reader of the task has seen.
+
+    An answer that names no request is for what was seen when it came. But an answer to a request
+    that was settled a moment ago may be late, or be sent twice: then it counts only for requests
+    that somebody had the time to read.
+    """
+
+    def __init__(self, state: TaskState, settlements: Settlements) -> None:
+        self._state = state
+        self._settlements = settlements
+        self._began = time.monotonic()
+        self._settled_at = self._began - SETTLED_SECONDS
+        self.newest = 0
+        """The highest number that a reader was given."""
+        self._read = 0
+        """The highest number that a reader was given more than ``UNREAD_SECONDS`` ago."""
+        self._shown: dict[int, float] = {}
+        """When a reader was given those after it, by number."""
 
     def recover(self) -> None:
-        """After a restart, assume that readers had seen the requests that are open.
+        """After a restart, assume that readers were given the requests that are open just now.
 
         But if nobody answered the request before them in time, they must be seen again: a late
         answer to the earlier one may still arrive.
         """
+        if self._state.settled:  # nobody knows how long ago
+            self._settled_at = time.monotonic()
         if not self._unanswered:
             pending = (one.number or 0 for one in self._state.status.pending)
-            self.newest = self._newest_before = max(pending, default=0)
+            self.note(max(pending, default=0))
 
     def note(self, number: int) -> bool:
         """Note that a reader was given the requests up to a number; False if it was known."""
         if number <= self.newest:
             return False
-        self._newest_before, self.newest = self.newest, number
-        self._at = asyncio.get_running_loop().time()
+        now = time.monotonic()
+        self._read = self._read_by(now)
+        self._shown = {one: at for one, at in self._shown.items() if one > self._read}
+        self._shown[number] = now
+        self.newest = number
         return True
 
-    @property
-    def answerable_up_to(self) -> int:
-        """The highest number that a reader was given, and had the time to read.
+    def note_settled(self) -> None:
+        """Note that a request of the task is settled."""
+        self._settled_at = time.monotonic()
+        self._settlements.note(self._state.ref, self._settled_at)
 
-        After a request that nobody answered in time, an answer that comes at once may well be the
-        late one; after an answer, the next one can only be for the present request.
+    def answerable(self, came: float, *, by_context: bool = False) -> int:
+        """Return the highest number that an answer may be for that names none and came then.
+
+        An answer may be late for any request of its context if it names only that
+        (``by_context``), except for tasks that began since.
         """
-        unread = asyncio.get_running_loop().time() - self._at < UNREAD_SECONDS
-        return self._newest_before if unread and self._unanswered else self.newest
+        settled_at = self._settled_at
+        if by_context and (of_context := self._settlements.last(self._state.ref)) > self._began:
+            settled_at = max(settled_at, of_context)
+        doubtful = self._unanswered or came - settled_at < SETTLED_SECONDS
+        return self._read_by(came) if doubtful else self.newest
+
+    def _read_by(self, came: float) -> int:
+        read = (one for one, at in self._shown.items() if came - at >= UNREAD_SECONDS)
+        return max(read, default=self._read)
 
     @property
     def _unanswered(self) -> bool:
@@ -180,13 +242,33 @@ class SeenRequests:
         return last is not None and last.resolution in ("expired", "void")
 
 
+def bounded(entries: list[Entry]) -> list[Entry]:
+    """Return the first entries of a list, but at least one, up to ``BATCH_BYTES`` of text."""
+    size = 0
+    for count, entry in enumerate(entries, 1):
+        match entry.event:
+            case Grew(text=text):
+                size += len(text)
+            case ToolChanged(output=output, error=error):
+                size += len(output or "") + len(error or "")
+            case ChannelReplaced(parts=parts):
+                size += sum(len(text) for _, text in parts)
+            case _:
+                pass
+        if size >= BATCH_BYTES:
+            return entries[:count]
+    return entries
+
+
 class ReadableLog:
     """The log of one task as readers follow it, and the state that it leads to.
 
     The log of an ended task is nothing else; others grow: see ``TaskLog`` and ``RemoteLog``.
     """
 
-    def __init__(self, no: int, state: TaskState, database: Database) -> None:
+    def __init__(
+        self, no: int, state: TaskState, database: Database, settlements: Settlements | None = None
+    ) -> None:
         self.no = no
         """The number of the task in the database."""
         self.ref = state.ref
@@ -203,15 +285,15 @@ class ReadableLog:
         whose entries are all stored."""
         self._stopped_at = state.seq if state.status.state.interrupted else 0
         """Sequence number of the shown entry with which the task last stopped."""
-        self.stops, self._changes = Waiters(), Waiters()
-        """Who waits for the next stop to be shown, and for a change of state to be stored. Both
-        are woken when the log moves; when the service stops, the former are."""
+        self.stops = Waiters()
+        """Who waits for the next stop to be shown, for the log to move, or for the service to
+        stop."""
         self._draining = self._moved = False
         self.readers: set[LiveReader] = set()
         """Readers that have every entry that is shown."""
         self.readers_of_stored: set[LiveReader] = set()
         """Readers that have every entry that is stored, and get the others once they are."""
-        self.seen = SeenRequests(state)
+        self.seen = SeenRequests(state, settlements or Settlements())
 
     # Reading
 
@@ -223,7 +305,7 @@ class ReadableLog:
         start, last = seq + 1 - self._tail_seq, self._stored if stored_only else self._shown
         if start < 0:
             return None
-        return self._tail[start : min(start + BATCH, last + 1 - self._tail_seq)]
+        return bounded(self._tail[start : min(start + BATCH, last + 1 - self._tail_seq)])
 
     async def firm_state(self) -> TaskState:
         """Return the state once every firm entry in it is stored; valid until the next await."""
@@ -253,23 +335,6 @@ class ReadableLog:
                 raise StreamEndedError(DRAINED, cause="drained", task_id=self.ref.id)
             await self.stops.wait()
 
-    async def next_change(self, after: int) -> Entry | None:
-        """Wait until a change of state after an entry is stored, and return the first one.
-
-        None if the task has ended and there is none. Raise ChangesInStoreError if the change is
-        too old to be remembered here, and StreamEndedError when the log moves. Growing text wakes
-        nobody who waits.
-        """
-        while after >= self.state.unremembered:
-            for entry in self.state.state_changes:
-                if after < entry.seq <= self._stored:
-                    return entry
-            if self.state.status.state.terminal and self._stored == self.state.seq:
-                return None
-            self.check_moved()
-            await self._changes.wait()
-        raise ChangesInStoreError(self.ref.id)
-
     def note_seen(self, status: Status) -> None:
         """Note that a reader was given this status, with the requests in it.
 
@@ -283,11 +348,6 @@ class ReadableLog:
         """Note that a reader, here or in another replica, was given the requests up to a number."""
         self.seen.note(newest)
 
-    @property
-    def seen_number(self) -> int:
-        """The highest number of a request that counts as seen."""
-        return self.seen.answerable_up_to
-
     # Growing
 
     def mark_stored(self, seq: int) -> None:
@@ -299,9 +359,6 @@ class ReadableLog:
             entries = self._tail[before + 1 - self._tail_seq : seq + 1 - self._tail_seq]
             for reader in self.readers_of_stored:
                 reader.offer(entries)
-        changes = self.state.state_changes
-        if changes and changes[-1].seq > before:
-            self._changes.wake()
         spare = min(len(self._tail) - TAIL, seq + 1 - self._tail_seq)
         if spare > 0:
             del self._tail[:spare]
@@ -331,7 +388,6 @@ class ReadableLog:
         """End all reading for good: another replica, or another log here, continues."""
         self._moved = True
         self.stops.wake()
-        self._changes.wake()
         for reader in [*self.readers, *self.readers_of_stored]:
             reader.offer([])
 
@@ -352,7 +408,7 @@ class TaskLog(ReadableLog):
     """The log of a task that this process runs, and therefore writes."""
 
     def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
-        super().__init__(no, state, database)
+        super().__init__(no, state, database, writer.settlements)
         self._writer = writer
         self._closed: Exception | None = None
         """Raised for every further entry: another replica writes the log now."""
@@ -388,6 +444,8 @@ class TaskLog(ReadableLog):
         self._writer.add(self, before, entries, in_same_commit)
         after = self.state.status
         if after is not before:
+            if any(isinstance(entry.event, Resumed) for entry in entries):
+                self.seen.note_settled()
             if after.state is not before.state:
                 _OPEN[before.state].dec()
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
@@ -524,6 +582,7 @@ class LogReader:
                 if self._replay is None:
                     self._replay = Replay(self.log.database, self.log.no, self.log.ref)
                 entries = await self._replay.next(self._after)
+                self._replay.forget_contents()
                 if not entries:
                     raise LogForgottenError(self.log.ref.id)
             if entries:
@@ -591,6 +650,22 @@ class LogReader:
                     self.log.note_seen(entry.status)
 
 
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError)
+"""What goes wrong when a stored value is read that is not what was written."""
+
+
+def load_segment(segment: Segment) -> list[tuple[int, LogEvent]]:
+    """Return (time in ms, event) of each entry; raise TaskUnreadableError if one is missing."""
+    try:
+        events = load_entries(segment.data)
+    except DAMAGED:
+        events = []
+    if len(events) != segment.last_seq - segment.first_seq + 1:
+        logger.error("a part of a log cannot be read", task_no=segment.task_no)
+        raise TaskUnreadableError
+    return events
+
+
 class Replay:
     """Reads a log from the store, folding it again to know the status at each entry."""
 
@@ -598,21 +673,32 @@ class Replay:
         self._database = database
         self._no = no
         self.state = TaskState(ref)
+        self._most = 8
+        """Segments that are read next: fewer while they are large."""
 
     async def next(self, after: int) -> list[Entry]:
         """Return the next stored entries after a sequence number; none when there are no more."""
         while True:
             segments = await self._database.read(
-                task_rows.load_segments, self._no, self.state.seq + 1
+                task_rows.load_segments, self._no, self.state.seq + 1, self._most
             )
+            size = sum(len(segment.data) for segment in segments)
+            fitting = len(segments) * BATCH_BYTES // size if size else SEGMENTS
+            self._most = max(1, min(SEGMENTS, fitting, 2 * self._most))
             entries = [
                 self.state.apply(event, at)
                 for segment in segments
-                for at, event in load_entries(segment.data)
+                for at, event in load_segment(segment)
             ]
             wanted = [entry for entry in entries if entry.seq > after]
             if wanted or not segments:
                 return wanted
+
+    def forget_contents(self) -> None:
+        """Keep the status, which later entries build on, but no text or artifact so far."""
+        self.state.artifacts.clear()
+        for text in self.state.channels.values():
+            text.parts.clear()
 
     async def all(self) -> TaskState:
         """Read the whole log, and return the task as it is stored."""
@@ -642,7 +728,7 @@ def new_row(state: TaskState, request: TurnRequest | None = None, upstream: str 
         state=state.status.state,
         created_at=ref.created_at,
         updated_at=ref.created_at,
-        status=orjson.dumps(state.status),
+        status=encode(state.status),
         output_modes=None if modes is None else orjson.dumps(modes),
         request=None if request is None else orjson.dumps(request),
         upstream=upstream,
@@ -653,12 +739,15 @@ def status_change(no: int, before: Status, after: Status, state: TaskState) -> S
     """Return how the row of a task changes; ``state`` is the task, for the archive at its end."""
     at = None if (after.state, after.at) == (before.state, before.at) else after.at
     archive = dump_archive(state) if after.state.terminal else None
-    whose, status = state.ref.principal, orjson.dumps(after)
+    whose, status = state.ref.principal, encode(after)
     return StatusChange(no, whose, before.state, after.state, at, status, archive)
 
 
 def ref_of(row: TaskRow) -> TaskRef:
-    modes = tuple(orjson.loads(row.output_modes)) if row.output_modes is not None else None
+    try:
+        modes = None if row.output_modes is None else tuple(orjson.loads(row.output_modes))
+    except (TypeError, ValueError):
+        modes = None  # as if it had been sent without; the rest of the task counts
     return TaskRef(
         TaskId(row.id), ContextId(row.context_id), Principal(row.principal), modes, row.created_at
     )
@@ -666,7 +755,18 @@ def ref_of(row: TaskRow) -> TaskRef:
 
 def load_task(row: TaskRow) -> TaskState:
     """Build a task from its row; if it is open it has a status and nothing else."""
-    return load_state(ref_of(row), row.status, row.archive)
+    try:
+        return load_state(ref_of(row), row.status, row.archive)
+    except DAMAGED as error:
+        logger.error("a task cannot be read", row=row.id, cause=type(error).__name__)
+        raise TaskUnreadableError from None
+
+
+def readable_tasks(rows: Iterable[TaskRow]) -> Iterator[TaskState]:
+    """Build tasks from their rows; one that is damaged is left out."""
+    for row in rows:
+        with suppress(TaskUnreadableError):
+            yield load_task(row)
 
 
 @dataclass(slots=True)
@@ -676,6 +776,8 @@ class _Unstored:
     log: TaskLog
     before: Status
     """The status that is stored: the one before these entries."""
+    changed: int = 0
+    """Sequence number of the last of these entries that changed the state; 0 if none did."""
     entries: list[Entry] = field(default_factory=list[Entry])
     writes: list[Write] = field(default_factory=list[Write])
     """Other writes for the same transaction."""
@@ -688,28 +790,38 @@ class _Batch:
     shares: list[_Unstored]
     done: asyncio.Future[None] | None
 
-    def write(self, connection: Connection) -> None:
-        segments: list[Segment] = []
-        status_changes: list[StatusChange] = []
+    def write(self, connection: Connection) -> bool:
+        """Write the entries with all that belongs to them; return whether webhooks became due."""
+        self.write_entries(connection)
         used: dict[tuple[str, int], Spent] = {}
         for share in self.shares:
-            no, entries = share.log.no, share.entries
-            for entry in entries:
+            for entry in share.entries:
                 if type(entry.event) is UsageCounted:
                     whole = entry.event.own + (entry.event.children or Usage())
                     of = (share.log.ref.principal, callers.day_of(entry.at))
                     before = used.get(of, Spent())
                     used[of] = Spent(before.cost + whole.cost, before.tokens + whole.total)
-            segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
-            status = next((e.status for e in reversed(entries) if e.status is not None), None)
-            if status is not None and status != share.before:
-                status_changes.append(status_change(no, share.before, status, share.log.state))
-        task_rows.append(connection, segments, status_changes)
         if used:
             callers.add_spending(connection, used)
         for share in self.shares:
             for write in share.writes:
                 write(connection)
+        # At last: one of these writes may have stored a webhook.
+        changes = {share.log.no: share.changed for share in self.shares if share.changed}
+        return bool(changes) and webhooks.note_changes(connection, changes)
+
+    def write_entries(self, connection: Connection) -> None:
+        """Write the entries, and the statuses that they lead to, but nothing with them."""
+        segments: list[Segment] = []
+        status_changes: list[StatusChange] = []
+        for share in self.shares:
+            no, entries = share.log.no, share.entries
+            segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
+            status = next((e.status for e in reversed(entries) if e.status is not None), None)
+            # With every change of state: ``webhooks.put`` relies on the lock of the row.
+            if status is not None and (status != share.before or share.changed):
+                status_changes.append(status_change(no, share.before, status, share.log.state))
+        task_rows.append(connection, segments, status_changes)
 
 
 class LogWriter:
@@ -721,6 +833,8 @@ class LogWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.settlements = Settlements()
+        """Of the requests in the logs that are written here."""
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Unstored] = {}
         """Entries for the next batch, by the number of their task."""
@@ -736,6 +850,10 @@ class LogWriter:
         """The batch that is being written."""
         self._refused = asyncio.Event()
         """Set when the database has not taken ``_writing``."""
+        self.on_unstorable: Callable[[TaskLog], None] = lambda log: None
+        """Called when a task has failed because something of it cannot be stored."""
+        self.on_due: Callable[[list[TaskLog]], None] = lambda logs: None
+        """Called when changes of state are stored of which webhooks may have to be told."""
 
     def add(
         self,
@@ -749,6 +867,9 @@ class LogWriter:
         if share is None:
             share = self._waiting[log.no] = _Unstored(log, before)
         share.entries += entries
+        if log.state.status is not before:
+            changes = (entry.seq for entry in entries if entry.changes_state)
+            share.changed = max(changes, default=share.changed)
         if in_same_commit is not None:
             share.writes.append(in_same_commit)
         self._count += len(entries)
@@ -782,7 +903,7 @@ class LogWriter:
         else:
             self._written()
 
-    def _written(self, written: asyncio.Future[None] | None = None) -> None:
+    def _written(self, written: asyncio.Future[bool] | None = None) -> None:
         """Mark the entries of the batch as stored, unless the database has refused them."""
         if written is not None and written.exception() is not None:
             self._refused.set()
@@ -795,6 +916,9 @@ class LogWriter:
                 batch.done.set_result(None)
             if self._database.census.has_others:
                 self.notify([share.log.no for share in batch.shares])
+            changed = [share.log for share in batch.shares if share.changed]
+            if changed and (written is None or written.result()):
+                self.on_due(changed)
         if self._hurry:
             self._write()
 
@@ -810,5 +934,23 @@ class LogWriter:
             await self._refused.wait()
             self._refused.clear()
             if self._writing is not None:
-                await self._database.write_until_stored(self._writing.write)
+                try:
+                    await self._database.write_until_stored(self._writing.write)
+                except UnstorableError:
+                    for share in self._writing.shares:
+                        await self._store_alone(share)
                 self._written()
+
+    async def _store_alone(self, share: _Unstored) -> None:
+        """Store the entries of one task; if that can never be done, fail the task.
+
+        Its entries, which every database takes, are then stored without what belongs to them.
+        """
+        try:
+            await self._database.write_until_stored(_Batch([share], None).write)
+            return
+        except UnstorableError as error:
+            logger.error("a task cannot be stored", task_id=share.log.ref.id, cause=str(error))
+        await self._database.write_until_stored(_Batch([share], None).write_entries)
+        share.log.append_now([Finished(Outcome.FAILED, failure=UNSTORABLE)])
+        self.on_unstorable(share.log)

@@ -11,6 +11,10 @@ while it carries a call out, the next owner does so again if the call is repeata
 caller is told that it may have been done. Every ``ask`` ends: with a reply, when no owner has taken
 the mail for ``PATIENCE_SECONDS``, or when the replica that took it is gone. A live replica may take
 as long as it would for a call of its own.
+
+While replicas are upgraded, one may own an OpenCode and not be able to read the calls of a later
+version. It is not asked: the caller is told to try again, new contexts begin elsewhere, and what
+comes to that replica itself is served as always.
 """
 
 import asyncio
@@ -18,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import orjson
@@ -31,7 +36,6 @@ from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
-    UnsupportedOperationError,
     UpstreamError,
     UpstreamUnreachableError,
     Violation,
@@ -70,10 +74,12 @@ UNSURE = (
     "The replica of the service that was asked stopped before it answered. It may have been done; "
     "look before you try again"
 )
-UNKNOWN_CALL = (
-    "The replica that runs this OpenCode is of another version of the service and does not know "
-    "this call; try again when all replicas have been upgraded"
+OTHER_VERSION = (
+    "The replica that runs this OpenCode is of another version of the service and cannot be asked, "
+    "so nothing was done; try again when all replicas have been upgraded, or at once: another "
+    "replica may be able to"
 )
+RETRY = ("Retry-After", "1")
 _DONE, _FAILED = b"=", b"!"
 """The first byte of a reply: a result follows, or an error."""
 
@@ -123,6 +129,8 @@ class Mailbox:
         me, began = self._database.replica, time.monotonic()
         if me is None:
             raise UpstreamUnreachableError(NOBODY)
+        if not self._database.census.reads_mail(upstream):
+            raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
         no = await self._database.write(mail.send, upstream, me, kind, body, again=repeatable)
         reply = asyncio.get_running_loop().create_future()
         self._waiting[no] = _Waiting(reply, began + PATIENCE_SECONDS)
@@ -217,7 +225,7 @@ class Mailbox:
         try:
             handler = self.handlers.get(row.kind)
             if handler is None:
-                raise UnsupportedOperationError(UNKNOWN_CALL)
+                raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
             reply = _DONE + await handler(row.body)
         except NotOwnerError as error:
             upstream = error.upstream
@@ -257,13 +265,16 @@ def dump_error(error: ServiceError) -> bytes:
 
 
 def load_error(data: bytes) -> ServiceError:
-    """Return the error that another replica raised; InternalError if this version has no such."""
+    """Return the error that another replica raised.
+
+    One that this version does not have counts as a call that could not be answered.
+    """
     sent = orjson.loads(data)
     # By the name of its class: several errors share a reason.
     kinds = {kind.__name__: kind for kind in _kinds(ServiceError)}
     kind = kinds.get(sent["error"])
     if kind is None:
-        return InternalError()
+        return UpstreamUnreachableError(sent["message"])
     error = kind(sent["message"])
     error.violations = tuple(Violation(**violation) for violation in sent["violations"])
     error.data = sent["data"]
@@ -287,7 +298,7 @@ class OwnerCall(Generic[A, R]):
     """One kind of call to the owner of an OpenCode: its arguments are one value, so is its result.
 
     Both are sent as JSON, by the adapters of their types, such as a dataclass. Fields that a later
-    version has added are ignored.
+    version has added are ignored; if they must not be, see ``store.replicas.MAIL_FORMAT``.
 
     ``run`` carries the call out at the owner. It calls ``Member.check_owned`` of its OpenCode, and
     again after every await in which the OpenCode may have been given to another replica. Its result
@@ -302,20 +313,21 @@ class OwnerCall(Generic[A, R]):
         mailbox: Mailbox,
         kind: str,
         run: Callable[[A], Awaitable[R]],
-        arguments: TypeAdapter[A],
-        result: TypeAdapter[R],
+        arguments: Callable[[], TypeAdapter[A]],
+        result: Callable[[], TypeAdapter[R]],
     ) -> None:
+        """The adapters are made with the first call: most services have no other replica."""
         self._mailbox = mailbox
         self._kind = kind
-        self._arguments = arguments
-        self._result = result
+        self._arguments = cache(arguments)
+        self._result = cache(result)
 
         async def carry_out(body: bytes) -> bytes:
             try:
-                loaded = arguments.validate_json(body)
+                loaded = self._arguments().validate_json(body)
             except ValidationError:  # its text has the values, and may have a secret
-                raise UnsupportedOperationError(UNKNOWN_CALL) from None
-            return result.dump_json(await run(loaded))
+                raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY) from None
+            return self._result().dump_json(await run(loaded))
 
         mailbox.register(kind, carry_out)
 
@@ -324,9 +336,12 @@ class OwnerCall(Generic[A, R]):
 
         ``repeatable`` says that the next owner may run it again if this one dies over it.
         """
-        body = self._arguments.dump_json(arguments)
+        body = self._arguments().dump_json(arguments)
         reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=repeatable)
-        return self._result.validate_json(reply)
+        try:
+            return self._result().validate_json(reply)
+        except ValidationError:
+            raise UpstreamUnreachableError(UNSURE) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +358,11 @@ class SessionSearch:
         self._fleet = fleet
 
         self._has_session = OwnerCall(
-            mailbox, "session", self._has, TypeAdapter(SessionQuery), TypeAdapter(bool)
+            mailbox,
+            "session",
+            self._has,
+            lambda: TypeAdapter(SessionQuery),
+            lambda: TypeAdapter(bool),
         )
 
     async def find(self, session_id: SessionId) -> str | None:

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
@@ -32,11 +33,12 @@ from opencode_a2a.events import (
     Finished,
     Interrupted,
     Outcome,
+    Progressed,
     Resolution,
     Resumed,
 )
 from opencode_a2a.ids import Owner, Principal, TaskId
-from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, Routing, TurnRequest
+from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, TurnRequest
 from opencode_a2a.rights import FULL, NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as task_rows
@@ -45,7 +47,7 @@ from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
-from opencode_a2a.tasks.state import State
+from opencode_a2a.tasks.state import State, Status
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import CLOCK, record_settled, record_void
@@ -81,6 +83,7 @@ UPSTREAM_LOST = Failure(
     "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
     "another one, which does not know what was said before.",
 )
+CANCELING = Progressed("cancel", "requested", title="The task is being canceled")
 ADMISSION_SECONDS = 0.02
 """How often ``give_up`` looks whether the tasks that are being admitted have been."""
 
@@ -114,6 +117,8 @@ class OpenTask:
         """Fails the task because its OpenCode is lost."""
         self.given_up = False
         """Whether the task is left to another replica."""
+        self._canceling: asyncio.Future[bool] | None = None
+        """Stores that the task is to be canceled."""
 
     # Its turns
 
@@ -146,6 +151,10 @@ class OpenTask:
             await asyncio.shield(after)
             if self.ended:  # canceled meanwhile
                 return
+        if turn.recovered and turn.canceled:
+            # An earlier process was to stop it. OpenCode may be starting, too.
+            seconds = self._shared.interrupts.settings.cancel_abort_timeout_seconds
+            await wait(self._shared.feed.up, seconds)
         with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
             try:
                 await turn.run(self.log)
@@ -287,11 +296,24 @@ class OpenTask:
         if self.given_up and not self.ended:
             raise NotOwnerError(self.member.name)
 
+    def stop_turn(self) -> None:
+        """Ask the turn that runs, if there is one, to stop."""
+        if self._turn is not None:
+            self._turn.cancel()
+
     async def cancel(self) -> None:
         """Cancel the task; return when it has ended."""
         self.check_owned()
-        if self._turn is not None:
-            self._turn.cancel()
+        turn = self._turn
+        if turn is not None and not turn.canceled and not self.log.state.status.between_turns:
+            # Stored before OpenCode is told to stop: whoever takes the task up after a crash would
+            # take the stopped turn for a failed one. The empty write is what makes it wait.
+            if self._canceling is None or self._canceling.done():
+                storing = self.log.append([CANCELING], lambda _: None)
+                self._canceling = asyncio.ensure_future(storing)
+            await asyncio.shield(self._canceling)
+            self.check_owned()
+        self.stop_turn()
         while not self.ended:
             self.check_owned()
             # Between turns the last one is over, even if it has only just said so.
@@ -378,6 +400,7 @@ class OpenTasks:
         self._counts: Counter[Principal] = Counter()
         """Open tasks of each principal, with those that are being admitted."""
         database.listeners.append(self._on_notification)
+        writer.on_unstorable = self._stop_unstorable
 
     # Finding; a task of another principal is not found
 
@@ -458,12 +481,11 @@ class OpenTasks:
             self._counts[principal] -= held
             self._fleet.tasks[member.name] -= 1
 
-    def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
+    def adopt(self, log: TaskLog, member: Member) -> OpenTask:
         """Take charge of an open task."""
         task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
         if (remote := self._remote_logs.logs.get(log.no)) is not None:
             remote.taken_over(log)
-        self._fleet.note_placement(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()
         self._counts[log.ref.principal] += 1
@@ -484,6 +506,11 @@ class OpenTasks:
         if self._tasks.pop(ref.id, None) is not None:
             self._counts[ref.principal] -= 1
             self._fleet.tasks[task.member.name] -= 1
+
+    def _stop_unstorable(self, log: TaskLog) -> None:
+        """Stop the turn of a task that has failed, since something of it cannot be stored."""
+        if (task := self.get(log.ref.id)) is not None:
+            task.stop_turn()
 
     def lose(self, member: Member) -> None:
         """Fail the tasks of an OpenCode that is lost; their contexts go on in another one."""
@@ -525,6 +552,16 @@ class OpenTasks:
                     task.log.note_seen_number(int(number))
             case _:
                 pass
+
+    def note_seen(self, no: int, task_id: TaskId, status: Status) -> None:
+        """Note that somebody is given this status of a task, wherever the task runs."""
+        task = self.get(task_id)
+        log = self._remote_logs.logs.get(no) if task is None else task.log
+        if log is not None:
+            log.note_seen(status)
+        elif status.pending:
+            newest = max(one.number or 0 for one in status.pending)
+            self._database.notify(f"t,{newest},{task_id}")
 
     def end_reading(self) -> None:
         """End the streams of all tasks: other replicas may know more."""

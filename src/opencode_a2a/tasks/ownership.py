@@ -5,6 +5,9 @@ its tasks and writes their logs. The table ``upstreams`` names the owners (``sto
 ``store.postgres`` makes sure that a replica that was declared gone writes nothing more. With SQLite
 there is one process, which owns every OpenCode from start to end.
 
+A replica listens to every OpenCode in its settings from start to end, whoever owns it, so that it
+can go on with a text in the middle (``opencode.heard``).
+
 The life of an ownership, at a replica that lists the OpenCode in its settings:
 
 1. The OpenCode is free: it is new, was handed over, or its owner is gone. ``start``, and later
@@ -12,16 +15,16 @@ The life of an ownership, at a replica that lists the OpenCode in its settings:
    silent for a lease is declared gone.
 2. This replica becomes its owner in one transaction (``_become_owner``), if the OpenCode belongs
    to its fair share or nobody else wants it.
-3. It begins to run the OpenCode (``_begin``): it listens to its events, and continues the open
-   tasks, their webhooks and errands. From then on ``Member.owned`` is True.
+3. It begins to run the OpenCode (``_begin``): it continues the open tasks, their webhooks and
+   errands. From then on ``Member.owned`` is True.
 4. While it owns the OpenCode, it publishes its state and the number of its open tasks for other
    replicas (``_publish``).
 5. The ownership ends: ``_give_up`` leaves a single OpenCode to another replica that can reach it or
    has too few; ``hand_over`` leaves all of them when the service stops. Both store everything
    first, so nothing that was shown is lost. A replica that dies leaves them as they are.
 
-An OpenCode that no live replica lists is abandoned after a while: any replica becomes its owner, to
-end its tasks and to serve their webhooks (``_end_abandoned``). The table calls it ``lost``, as it
+An OpenCode that no live replica lists is abandoned after a while: any replica becomes its owner
+until it has ended its tasks (``_end_abandoned``). The table calls it ``lost``, as it
 does one that its owner cannot reach (``Member.lost``).
 """
 
@@ -36,15 +39,13 @@ import structlog
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store import replicas
+from opencode_a2a.store import replicas, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.replicas import Census, Cleanly, ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.readers import DurableReader
-from opencode_a2a.tasks.recovery import recover, stop_canceled
-from opencode_a2a.tasks.state import OPEN
+from opencode_a2a.tasks.recovery import IsOurs, recover, stop_canceled, stop_unknown
 from opencode_a2a.turns.fleet import Fleet, Member
 
 logger = structlog.get_logger(__name__)
@@ -74,7 +75,7 @@ class MemberOwnership:
 
     member: Member
     running: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Keeps listening to OpenCode while this replica owns it."""
+    """What runs while this replica owns the OpenCode."""
     owned_since: float = 0.0
     published: tuple[str, int] | None = None
     """Its state and the number of its open tasks, as other replicas know them."""
@@ -99,35 +100,41 @@ class Ownership:
         writer: LogWriter,
         fleet: Fleet,
         tasks: OpenTasks,
-        readers: Sequence[DurableReader],
         run_beside: RunBeside,
+        is_ours: IsOurs,
     ) -> None:
+        """``is_ours`` tells the prompts of this service from those of others."""
         self._database = database
         self._writer = writer
         self._fleet = fleet
         self._tasks = tasks
-        self._readers = readers
         self._run_beside = run_beside
+        self._is_ours = is_ours
         self._lease = database.lease.seconds
         self._now = asyncio.get_running_loop().time
         self._ownerships = {name: MemberOwnership(member) for name, member in fleet.members.items()}
         self._wake = asyncio.Event()
+        self._listening = AsyncExitStack()
 
     # The service starts, runs and stops
 
     async def start(self) -> None:
-        """Take every OpenCode that is free; without other replicas these are all."""
+        """Listen, and take every OpenCode that is free; without other replicas these are all."""
         me = self._database.replica
+        if me is not None:
+            await self._check_names(me)
+        for member in self._fleet.members.values():
+            listening = self._run_beside(member.turns.feed.run(), "feed")
+            await self._listening.enter_async_context(listening)
         if me is None:
             # SQLite: of this module only _begin, _recover and the closing are used.
             await self._begin(dict.fromkeys(self._fleet.members, False))
             return
-        await self._check_names(me)
         listed = [
             UpstreamRow(one.name, None, "away", one.drain, tuple(one.directories), one.max_turns)
             for one in self._fleet.members.values()
         ]
-        await self._database.write(replicas.enroll, me, listed, list(OPEN))
+        await self._database.write(replicas.enroll, me, listed)
         await self.look_and_act(me)
         self._database.notify("u")
 
@@ -198,22 +205,19 @@ class Ownership:
         """Stop listening to the OpenCodes."""
         for ownership in self._ownerships.values():
             await ownership.running.aclose()
+        await self._listening.aclose()
 
     # A look at the database
 
     async def look_and_act(self, me: int) -> None:
         """Look who lives and who owns what, and do what follows from that."""
-        before = self._database.census
-        census = await self._database.read(
-            lambda connection: Census(me, replicas.live(connection), replicas.upstreams(connection))
-        )
+        census = await self._census(me)
         this_replica = census.this_replica
         if this_replica is None:
             self._database.census = census
             return  # it was declared gone; the next beat says so, and ends this process
         self._database.census = census = census.without(await self._declare_gone(census))
         metrics.REPLICAS.set(len(census.live))
-        await self._leave_to_new_owners(before, census)
         await self._publish(me)
         for ownership in self._to_give_up(census, this_replica):
             await self._give_up(me, ownership)
@@ -221,6 +225,11 @@ class Ownership:
             await self._become_owner(census, names)
         if names := census.abandoned(self._fleet.lost_seconds):
             await self._end_abandoned(me, names)
+
+    async def _census(self, me: int) -> Census:
+        return await self._database.read(
+            lambda connection: Census(me, replicas.live(connection), replicas.upstreams(connection))
+        )
 
     async def _declare_gone(self, census: Census) -> list[int]:
         """Declare replicas gone that have been silent for a lease; return their numbers."""
@@ -256,25 +265,6 @@ class Ownership:
             await self._database.write(replicas.publish, me, news)
         for name, published in news.items():
             self._ownerships[name].published = published
-
-    async def _leave_to_new_owners(self, before: Census, census: Census) -> None:
-        """Stop following the ended tasks of OpenCodes that another replica has taken since.
-
-        While an OpenCode has no owner, any replica that a caller asks to may serve webhooks of its
-        ended tasks (``TaskService.check_owned``). Its owner serves all of them. An abandoned one
-        that this replica owns is handed over once another replica lists it.
-        """
-        for name in (name for name in census.unlisted if census.listings[name]):
-            for reader in self._readers:
-                await reader.give_up(name)
-            await self._database.write_until_stored(replicas.hand_over, census.me, [name])
-            self._database.notify("u")
-        owners = {row.name: row.owner for row in before.upstreams}
-        for row in census.upstreams:
-            if row.free or row.owner == census.me or owners.get(row.name, row.owner) == row.owner:
-                continue
-            for reader in self._readers:
-                await reader.give_up(row.name)
 
     # Taking
 
@@ -318,23 +308,25 @@ class Ownership:
         self._database.notify("u")
 
     async def _begin(self, taken: Mapping[str, Cleanly]) -> None:
-        """Listen to OpenCodes that this replica owns now, and continue their tasks and errands."""
+        """Continue the tasks and errands of OpenCodes that this replica owns now."""
         ownerships = [self._ownerships[name] for name in taken]
-        for ownership in ownerships:
-            listening = self._run_beside(ownership.member.turns.feed.run(), "feed")
-            await ownership.running.enter_async_context(listening)
         count = await self._recover(taken, [ownership.member for ownership in ownerships])
         if count:
             logger.warning("tasks taken up after a restart", count=count)
         for ownership in ownerships:
             ownership.owned_since = self._now()
             ownership.member.owned = True
+            stops = list[Coroutine[None, None, None]]()
+            if not taken[ownership.member.name]:  # the last owner may have left something running
+                stops.append(stop_unknown(self._database, ownership.member, self._is_ours))
             if self._database.replica is not None:
-                stopping = self._run_beside(stop_canceled(self._database, ownership.member), "stop")
-                await ownership.running.enter_async_context(stopping)
+                stops.append(stop_canceled(self._database, ownership.member))
+            for stopping in stops:
+                beside = self._run_beside(stopping, "stop")
+                await ownership.running.enter_async_context(beside)
 
     async def _recover(self, taken: Mapping[str, Cleanly], members: Collection[Member]) -> int:
-        """Take up tasks, their readers, and errands; return how many tasks there were."""
+        """Take up tasks, their webhooks, and errands; return how many tasks there were."""
         # A single process also ends the tasks of OpenCodes that are no longer in its settings.
         all_tasks = self._database.replica is None
         while True:
@@ -347,9 +339,9 @@ class Ownership:
                     taken,
                     all_tasks=all_tasks,
                 )
-                logs = {task.log.no: task.log for task in self._tasks.all()}
-                for reader in self._readers:
-                    await reader.recover(logs, None if all_tasks else taken)
+                # As an earlier version of this program does not note what is due.
+                await self._database.write(webhooks.look_again, None if all_tasks else taken)
+                self._database.dispatch("w")
                 await self._fleet.recover_errands(members)
                 return tasks
             except StoreUnavailableError:  # what was taken up before that is not taken up again
@@ -388,24 +380,22 @@ class Ownership:
         member.owned = False
         await member.errands.close()
         await self._tasks.give_up(member)
-        for reader in self._readers:
-            await reader.give_up(member.name)
         await ownership.running.aclose()
         member.renew()
         await self._database.write_until_stored(replicas.hand_over, me, [member.name])
         self._database.notify("u")
 
     async def _end_abandoned(self, me: int, names: Sequence[str]) -> None:
-        """Fail the tasks of OpenCodes that no live replica lists any more.
-
-        This replica stays their owner, to serve the webhooks of these tasks.
-        """
+        """Fail the tasks of OpenCodes that no live replica lists any more."""
         taken = await self._database.write(replicas.take_abandoned, me, names)
         if not taken:
             return  # another replica does it
         before = {row.name: row.state for row in self._database.census.upstreams}
         if abandoned := [name for name in taken if before[name] != "lost"]:
             logger.error("OpenCodes are abandoned: no replica lists them", upstreams=abandoned)
+        # Before a task is seen to fail: its conversation can be continued in another OpenCode.
+        self._database.census = await self._census(me)
+        self._database.notify("u")
         await self._recover(taken, ())
         await self._writer.commit()
-        self._database.census = self._database.census.after_taking(taken)
+        await self._database.write_until_stored(replicas.hand_over, me, taken)

@@ -5,10 +5,13 @@ from another replica; ``docs/architecture.md`` follows a restart step by step.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
+from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
@@ -23,9 +26,9 @@ from opencode_a2a.events import (
     Progressed,
     Resumed,
 )
-from opencode_a2a.ids import Owner
+from opencode_a2a.ids import MessageId, Owner, SessionId
 from opencode_a2a.messages import ANYWHERE, Added, Answered
-from opencode_a2a.store import callers, interrupts, replicas
+from opencode_a2a.store import callers, interrupts, replicas, webhooks
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, engine_of
 from opencode_a2a.store.interrupts import InterruptRow
@@ -33,9 +36,7 @@ from opencode_a2a.store.replicas import Cleanly
 from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, load_task, ref_of, status_change
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
-from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.state import (
-    OPEN,
     TERMINAL,
     Accepted,
     Recovered,
@@ -46,13 +47,17 @@ from opencode_a2a.tasks.state import (
     load_request,
 )
 from opencode_a2a.telemetry import ROUTINE
+from opencode_a2a.turns.attempt import AGAIN_SECONDS
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts, record_void, unlogged
 from opencode_a2a.turns.sessions import TurnLock
-from opencode_a2a.turns.snapshot import messages_since
+from opencode_a2a.turns.snapshot import PAGE, messages_since
 from opencode_a2a.turns.turn import LoggedTurn
 
 logger = structlog.get_logger(__name__)
+
+IsOurs = Callable[[MessageId], bool]
+"""Whether a prompt was given to OpenCode by this service."""
 
 LOG_SECONDS = 3600
 """How long the log of an ended task is kept; its result stays."""
@@ -67,6 +72,10 @@ LOST = Failure(
 UNOWNED = "No replica of the service runs the task any more."
 UNSTOPPED_SECONDS = 86_400
 """How long the turn of a task that was canceled without an owner is worth stopping."""
+UNKNOWN_AFTER_SECONDS = 2.0
+"""When turns without a task are looked for: the tasks that are taken up come first."""
+UNKNOWN_SECONDS = 60.0
+"""How long the search for turns without a task may take."""
 UNSTOPPED = Finished(
     Outcome.CANCELED,
     failure=Failure(
@@ -92,7 +101,7 @@ async def recover(
     They are the tasks of the OpenCodes that this process has ``taken``. A single process takes up
     ``all_tasks``, and so ends those whose OpenCode is no longer in its settings.
     """
-    rows = await database.read(task_rows.load_open, list(OPEN), None if all_tasks else taken)
+    rows = await database.read_much(task_rows.load_open, None if all_tasks else taken)
     running = {task.log.no for task in tasks.all()}
     for row in rows:
         if row.no in running:  # taken up by an earlier try, which the database cut short
@@ -109,13 +118,13 @@ async def recover(
         except Exception:  # one task that cannot be read must not end the service
             logger.exception("a task cannot be read", task_id=row.id)
             log = TaskLog(row.no, await _after_unreadable(database, row), writer, database)
-            task = tasks.adopt(log, member or fleet.first, ANYWHERE)
+            task = tasks.adopt(log, member or fleet.first)
             await task.log.append([Recovered(RESTARTED)])
             await task.end(Finished(Outcome.FAILED, failure=LOST))
             continue
         log = TaskLog(row.no, state, writer, database)
         log.seen.recover()
-        task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
+        task = tasks.adopt(log, member or fleet.first)
         # Unless they were handed over, entries that were shown may be lost, and their numbers are
         # given to others: a reader that has such a number is given the task anew.
         new_epoch = [] if taken.get(row.upstream) else [Recovered(RESTARTED)]
@@ -149,13 +158,15 @@ async def _replay(
 ) -> tuple[TaskState, list[Interrupted | Answered | Resumed], LoggedTurn]:
     """Return a task as logged, the events that its log lacks, and the turn that was running."""
     replay = Replay(database, row.no, ref_of(row))
-    emitted, added, earlier_session = Emitted(), list[Added](), None
+    emitted, added, earlier_session, canceled = Emitted(), list[Added](), None, False
     while entries := await replay.next(replay.state.seq):
         for entry in entries:
             match entry.event:
                 case Finished() | Interrupted(type="plan"):  # the end of a turn
                     earlier_session = emitted.bound.session_id if emitted.bound else earlier_session
-                    emitted, added = Emitted(), []
+                    emitted, added, canceled = Emitted(), [], False
+                case Progressed("cancel"):
+                    canceled = True
                 case Added():
                     added.append(entry.event)
                 case Progressed("message", "refused" | "dropped", message_id) as given_up:
@@ -171,7 +182,7 @@ async def _replay(
     for event in missing:
         if not isinstance(event, Answered):
             emitted.add(event)
-    return replay.state, missing, LoggedTurn(emitted, added, stored, earlier_session)
+    return replay.state, missing, LoggedTurn(emitted, added, stored, earlier_session, canceled)
 
 
 async def _after_unreadable(database: Database, row: TaskRow) -> TaskState:
@@ -204,6 +215,7 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
             return None  # an owner, or another replica like this one, wrote meanwhile
         task_rows.append(connection, [segment], [change])
+        webhooks.note_changes(connection, {row.no: segment.last_seq})
         task_rows.set_request(connection, row.no, row.request)
         void[:] = interrupts.void(connection, row.id, now_ms())
         return True
@@ -255,11 +267,79 @@ async def stop_canceled(database: Database, member: Member) -> None:
         await database.write_until_stored(task_rows.set_request, row.no, None)
 
 
-async def sweep(
-    database: Database, retention_seconds: float, readers: Sequence[DurableReader]
-) -> None:
-    """Delete old tasks and logs every few minutes; one replica does so at a time."""
-    ended, unread = list(TERMINAL), [reader.unread() for reader in readers]
+async def stop_unknown(database: Database, member: Member, is_ours: IsOurs) -> None:
+    """Stop turns that this service began, and of which its database knows nothing.
+
+    A failover to a server without the last commits leaves such turns: nobody reads them, and the
+    messages that began them are sent again. A session whose last prompt is not certainly one of
+    this service is left alone: a person may be at work there. Looks at the default directory only.
+    """
+    await member.turns.feed.up.wait()
+    await asyncio.sleep(UNKNOWN_AFTER_SECONDS)
+    opencode, (at, _) = member.turns.opencode, member.turns.sessions.locate(ANYWHERE)
+    stopped = list[SessionId]()
+    try:
+        async with asyncio.timeout(UNKNOWN_SECONDS):
+            busy = await opencode.session_status(at=at)
+            # Only now: a task and its session are stored before the prompt is sent.
+            known = await _known_sessions(database)
+            unknown = [one for one in busy if one not in known and not member.errands.follows(one)]
+            parents = {one: (await opencode.session(one)).parent_id for one in unknown}
+            roots = [one for one in unknown if parents[one] not in busy]  # the others: sub-agents
+            for root in roots:
+                lock = member.turns.sessions.turn_locks.setdefault(root, TurnLock())
+                if lock.users:  # its conversation is being continued
+                    continue
+                async with lock:
+                    page = await opencode.messages(root, limit=PAGE)
+                    prompts = [one.info.id for one in page.items if one.info.role == "user"]
+                    if not prompts or not is_ours(prompts[-1]):
+                        continue
+                    if root in await _known_sessions(database):
+                        continue
+                    family = {root, *(one for one in unknown if parents[one] == root)}
+                    # OpenCode loses an abort that comes before the turn begins.
+                    while left := family.intersection(await opencode.session_status(at=at)):
+                        for one in left:
+                            await opencode.abort_session(one)
+                        await asyncio.sleep(AGAIN_SECONDS)
+                    stopped.append(root)
+    except (ServiceError, TimeoutError) as error:
+        logger.warning(
+            "the search for turns without a task was not completed",
+            upstream=member.name,
+            stopped=stopped,
+            cause=str(error) or "no answer in time",
+        )
+        return
+    if roots:
+        # Somebody who works at OpenCode's own terminal is nothing to be warned of.
+        logger.log(
+            logging.WARNING if stopped else logging.INFO,
+            "OpenCode was at work for no task in the database",
+            upstream=member.name,
+            count=len(roots),
+            stopped=stopped,
+            left_alone=[one for one in roots if one not in stopped],
+        )
+
+
+async def _known_sessions(database: Database) -> set[SessionId]:
+    """Return the sessions of all tasks that have not ended, whatever OpenCode runs them."""
+    found = set[SessionId]()
+    for row in await database.read_much(task_rows.load_open, None):
+        with suppress(Exception):  # ``recover`` has logged that it cannot be read
+            session_id = load_task(row).status.session_id
+            found |= set() if session_id is None else {session_id}
+    return found
+
+
+async def sweep(database: Database, retention_seconds: float, unread: ColumnElement[bool]) -> None:
+    """Delete old tasks and logs every few minutes, except for tasks of which ``unread`` holds.
+
+    One replica does so at a time.
+    """
+    ended = list(TERMINAL)
 
     def forget_logs(connection: Connection) -> int:
         oldest = now_ms() - LOG_SECONDS * 1000
@@ -272,7 +352,7 @@ async def sweep(
     def forget_others(connection: Connection) -> int:
         callers.forget(connection, now_ms())
         if database.replica is not None:
-            replicas.forget(connection, unread)
+            replicas.forget(connection)
         return 0
 
     def first_come(connection: Connection, forget: Callable[[Connection], int]) -> int:

@@ -20,12 +20,13 @@ from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
+from opencode_a2a.events import Resumed
 from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment, TaskRow
-from opencode_a2a.tasks.log import ReadableLog, TaskLog, ref_of
-from opencode_a2a.tasks.state import Cursor, Entry, LogEvent, TaskState, load_entries
+from opencode_a2a.tasks.log import ReadableLog, TaskLog, load_segment, ref_of
+from opencode_a2a.tasks.state import Cursor, Entry, LogEvent, TaskState
 
 logger = structlog.get_logger(__name__)
 
@@ -63,14 +64,17 @@ class RemoteLog(ReadableLog):
 
     def extend(self, events: Iterable[tuple[int, LogEvent]]) -> None:
         """Append the next stored events, each with its time, and show them."""
-        self._tail += [self.state.apply(event, at) for at, event in events]
+        entries = [self.state.apply(event, at) for at, event in events]
+        if any(isinstance(entry.event, Resumed) for entry in entries):
+            self.seen.note_settled()
+        self._tail += entries
         self.mark_stored(self.state.seq)
 
     def extend_by(self, segment: Segment) -> int | None:
         """Append a segment unless its entries are here already; return the time of the first."""
         if segment.first_seq <= self.state.seq:
             return None
-        events = load_entries(segment.data)
+        events = load_segment(segment)
         self.extend(events)
         self.last = segment
         return events[0][0]
@@ -102,7 +106,7 @@ class RemoteLog(ReadableLog):
     @property
     def in_use(self) -> bool:
         """Whether a reader or a caller waits for further entries."""
-        return bool(self.readers or self.readers_of_stored or self.stops or self._changes)
+        return bool(self.readers or self.readers_of_stored or self.stops)
 
     async def firm_state(self) -> TaskState:
         """Return the state with every entry that is stored by now; valid until the next await."""
@@ -156,8 +160,9 @@ class RemoteLogs:
 
     def seen(self, principal: Principal) -> dict[TaskId, int]:
         """Return, by task, the number up to which readers here have seen its requests."""
+        now = time.monotonic()
         return {
-            log.ref.id: log.seen_number
+            log.ref.id: log.seen.answerable(now)
             for log in list(self.logs.values())
             if log.ref.principal == principal and log.state.status.pending
         }

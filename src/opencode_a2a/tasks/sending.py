@@ -18,6 +18,7 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import orjson
+import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
@@ -30,7 +31,9 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     LimitExceededError,
     ServiceError,
+    TaskUnreadableError,
     UnsupportedOperationError,
+    UpstreamUnreachableError,
     Violation,
 )
 from opencode_a2a.events import Interrupted
@@ -48,12 +51,11 @@ from opencode_a2a.rights import UNLIMITED, Budget
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task, new_row
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
-from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import Begin, DurableReader, NewTaskReader
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -63,8 +65,10 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_request,
 )
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.answers import (
     Answer,
+    ContradictionError,
     NotUnderstoodError,
     OutdatedAnswerError,
     PlanDecision,
@@ -72,7 +76,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
     DEFAULT_AGENT,
@@ -156,6 +160,14 @@ class AnswerExpectedError(UnsupportedOperationError):
                 return []
 
 
+class BoundElsewhereError(Exception):
+    """The context of a message is bound to another OpenCode than the one that was chosen."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(upstream)
+        self.upstream = upstream
+
+
 REFUSALS: Mapping[str, type[ServiceError]] = {
     "ANSWER_EXPECTED": AnswerExpectedError,
     **{
@@ -207,6 +219,8 @@ def load_refusal(refusal: bytes) -> ServiceError:
     return REFUSALS[name](text, violations=violations, **data)
 
 
+logger = structlog.get_logger(__name__)
+
 # The rules
 
 OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
@@ -227,9 +241,19 @@ UNWATCHED = (
     "cannot be used where nobody is waited for (unattended); set metadata.opencode.agent to plan "
     "to get a plan as the answer"
 )
+NOT_AN_ANSWER = "With {}, the message says that it is not an answer."
+NEW_TASK_FIELD = "metadata.opencode.new_task"
+NOT_NEW = "contradicts taskId; leave one of the two out"
 ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
 SEEN_SECONDS = 0.5
 """How long to wait for the notification that another replica has shown a request of the task."""
+
+
+def _note_failure(taking: "asyncio.Future[Submitted]") -> None:
+    """Log why a message failed whose sender has gone away, unless it is an ordinary refusal."""
+    error = None if taking.cancelled() else taking.exception()
+    if error is not None and not isinstance(error, ServiceError):
+        logger.error("a message failed after its sender had gone", exc_info=error)
 
 
 def _could_answer(command: SendCommand) -> bool:
@@ -247,8 +271,7 @@ class Sending:
         writer: LogWriter,
         fleet: Fleet,
         limits: LimitSettings,
-        outbox: Outbox,
-        readers: Sequence[DurableReader],
+        webhooks: Webhooks,
         open_tasks: OpenTasks,
         budgets: Budgets,
     ) -> None:
@@ -256,8 +279,7 @@ class Sending:
         self._writer = writer
         self._fleet = fleet
         self._limits = limits
-        self._outbox = outbox
-        self._readers = readers
+        self._webhooks = webhooks
         self._open = open_tasks
         self._budgets = budgets
         self.message_locks: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
@@ -280,18 +302,19 @@ class Sending:
         if submitted is not None:
             return submitted
         # Every other message starts a task.
-        for row, task_routing in elsewhere:
-            if self._joins(command, row, task_routing):
-                raise NotOwnerError(row.upstream)  # its session may not be stored yet
-        member = await self._fleet.member_for_message(
-            command.principal, command.context_id, routing
-        )
-        await member.turns.check_reachable()
-        if routing != ANYWHERE:
-            await _check(command.principal, command.request, member.turns)
-        # The OpenCode may have been given to another replica while it was waited for and asked.
-        member.check_owned()
-        admitted = await self.admit(command, member)
+        bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
+        member = await self._fleet.member_for_message(command.context_id, routing, bound)
+        admitted: OpenTask | TaskRow | None = None
+        while admitted is None:
+            await member.turns.check_reachable()
+            if routing != ANYWHERE:
+                await _check(command.principal, command.request, member.turns)
+            # The OpenCode may have been given to another replica while it was waited for and asked.
+            member.check_owned()
+            try:
+                admitted = await self.admit(command, member)
+            except BoundElsewhereError as error:
+                member = self._fleet.member(error.upstream)
         if isinstance(admitted, TaskRow):
             return Submitted(await self._open.log_of(admitted), 0, repeat=True)
         admitted.start(command.request, new_context=command.context_id is None)
@@ -337,14 +360,13 @@ class Sending:
             return []
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
-        rows = await self._database.read(task_rows.of_principal, *wanted)
-        return [
-            (row, load_request(row.request).routing)
-            for row in rows
-            if row.request is not None
-            and self._open.get(row.id) is None
-            and not self._fleet.owns(row.upstream)
-        ]
+        found = list[tuple[TaskRow, Routing]]()
+        for row in await self._database.read(task_rows.of_principal, *wanted):
+            here = self._open.get(row.id) is not None or self._fleet.owns(row.upstream)
+            if row.request is not None and not here:
+                with suppress(UpstreamUnreachableError):  # it cannot be read: its owner says so
+                    found.append((row, load_request(row.request).routing))
+        return found
 
     async def _waiting(
         self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
@@ -360,8 +382,9 @@ class Sending:
             if self._awaits(command, task.log.state, task.routing)
         ]
         for row, routing in elsewhere:
-            if self._awaits(command, load_task(row), routing):
-                waiting.append(await self._open.log_of(row))
+            with suppress(TaskUnreadableError):
+                if self._awaits(command, load_task(row), routing):
+                    waiting.append(await self._open.log_of(row))
         references = command.message.reference_task_ids
         return [log for log in waiting if log.ref.id in references] or waiting
 
@@ -404,7 +427,9 @@ class Sending:
     async def admit(self, command: SendCommand, member: Member) -> OpenTask | TaskRow:
         """Store a new task before anything runs; if the message is a repeat, return its task's row.
 
-        A message with the same id and other content is a new message.
+        A message with the same id and other content is a new message. The task binds its context
+        to the OpenCode: of several first messages of a context, one is stored first, and the others
+        raise BoundElsewhereError if another OpenCode was chosen for them, in whatever process.
         """
         principal, limits, digest = command.principal, self._limits, command.digest
         ref = TaskRef(
@@ -421,8 +446,8 @@ class Sending:
         message = (principal, command.message.message_id)
         errands = self._fleet.errands_of(principal) if command.budget.turns else 0
 
-        def write(connection: Connection) -> tuple[int, list[Begin]] | TaskRow:
-            if several:
+        def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
+            if several or command.context_id is not None:
                 task_rows.await_admissions(connection, principal)
             earlier = task_rows.find_message(connection, *message, digest)
             if earlier is not None:
@@ -430,9 +455,9 @@ class Sending:
                 if refusal is not None:
                     raise load_refusal(refusal)
                 return earlier_row
+            self._check_binding(connection, command, member)
             own, total = counted
             if several:
-                self._check_binding(connection, command, member)
                 own = task_rows.tally(connection, OPEN, principal)
                 total = task_rows.tally(connection, OPEN)
             if own >= (most := limits.max_tasks_per_principal):
@@ -443,20 +468,17 @@ class Sending:
                 budget.check_new_turn(connection, principal, command.budget, errands)
             no = task_rows.add_task(connection, row, (command.message.message_id, digest))
             task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
-            followers = (one for one in self._readers if isinstance(one, NewTaskReader))
-            begins = [one.admit(connection, no, ref) for one in followers]
-            if command.push is not None:
-                begins.append(self._outbox.insert(connection, no, ref, command.push))
-            return no, [begin for begin in begins if begin is not None]
+            if command.push is None:
+                return no, None
+            return no, self._webhooks.insert(connection, no, ref, command.push)
 
-        def adopt(no: int, begins: Sequence[Begin]) -> OpenTask:
+        def adopt(no: int, webhook: HookRow | None) -> OpenTask:
+            if webhook is not None:
+                self._webhooks.note_set(webhook, ref)
             log = TaskLog(no, state, self._writer, self._database)
-            task = self._open.adopt(log, member, command.request.routing)
-            for begin in begins:
-                begin(log)
-            return task
+            return self._open.adopt(log, member)
 
-        def adopt_late_commit(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
+        def adopt_late_commit(outcome: tuple[int, HookRow | None] | TaskRow) -> None:
             # The sender was told that the database is away, but the task was stored after all. If
             # the message is sent again, it leads to this task.
             if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
@@ -470,38 +492,40 @@ class Sending:
                 raise
             return outcome if isinstance(outcome, TaskRow) else adopt(*outcome)
 
-    def _joins(self, command: SendCommand, row: TaskRow, task_routing: Routing) -> bool:
-        """Whether a message is to run in the session of a task, which was to run somewhere."""
-        routing = command.request.routing
-        if row.context_id != command.context_id or routing.session_id is not None:
-            return False
-        with suppress(InvalidParamsError):  # the directory of the task is gone: its turn says so
-            return self._fleet.first.turns.sessions.same_place(routing, task_routing)
-        return False
+    def _bound(self, connection: Connection, command: SendCommand) -> list[str]:
+        """Return the OpenCodes that the context of a message is bound to; the first one counts.
+
+        They are the one that has its session, and those of its open tasks, whose sessions may not
+        be stored yet. A lost one binds nothing.
+        """
+        context_id, routing = command.context_id, command.request.routing
+        if context_id is None or routing.session_id is not None:
+            return []  # a new context, or a message that goes where the session is
+        sessions = self._fleet.first.turns.sessions
+        _, place = sessions.locate(routing)
+        linked = task_rows.linked_session(
+            connection, command.principal, ContextId(context_id), place
+        )
+        bound = [linked.upstream] if linked and self._fleet.keeps_contexts(linked.upstream) else []
+        for upstream, request in task_rows.requests_in_context(
+            connection, command.principal, context_id
+        ):
+            if (member := self._fleet.members.get(upstream)) is not None and member.lost:
+                continue
+            # Its directory is gone, which its turn says, or the request cannot be read.
+            with suppress(InvalidParamsError, UpstreamUnreachableError):
+                if sessions.locate(load_request(request).routing)[1] == place:
+                    bound.append(upstream)
+        return bound
 
     def _check_binding(self, connection: Connection, command: SendCommand, member: Member) -> None:
-        """Raise NotOwnerError if another replica has bound the context to another OpenCode.
+        """Raise BoundElsewhereError if the context of a message is bound to other OpenCodes.
 
-        For the transaction that admits a task, after ``await_admissions``: of two first messages
-        of a context that come to two replicas at the same moment, the second finds the task of
-        the first, and goes where that runs.
+        For the transaction that admits a task, after ``await_admissions``.
         """
-        principal, routing = command.principal, command.request.routing
-        if command.context_id is None or routing.session_id is not None:
-            return  # a new context, or one that goes where the session is
-        place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
-        linked = task_rows.linked_session(connection, principal, *place)
-        rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
-        bound = [linked.upstream] if linked else []
-        bound += [
-            row.upstream
-            for row in rows
-            if row.request is not None
-            and self._joins(command, row, load_request(row.request).routing)
-        ]
-        if member.name not in bound:
-            for upstream in filter(self._fleet.keeps_contexts, bound):
-                raise NotOwnerError(upstream)
+        bound = [] if self._fleet.alone else self._bound(connection, command)
+        if bound and member.name not in bound:
+            raise BoundElsewhereError(bound[0])
 
     # A task that exists
 
@@ -515,11 +539,16 @@ class Sending:
         self._open.check_owned(row)  # before anything is awaited that only its owner can answer
         # The sender may go away, but a message that is stored has to take effect, and so has its
         # webhook.
-        return await asyncio.shield(asyncio.ensure_future(self._take_message(command, row)))
+        taking = asyncio.ensure_future(self._take_message(command, row))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_note_failure)
+            raise
 
     async def _take_message(self, command: SendCommand, row: TaskRow) -> Submitted:
         """Take an answer, another try after a sign-in, a further prompt, or a repeat of one."""
-        copies = (command.principal, command.message.message_id)
+        copies, came = (command.principal, command.message.message_id), time.monotonic()
         async with self.message_locks.setdefault(copies, asyncio.Lock()):
             earlier = await self._earlier(command, row.id)
             task = self._open.get(row.id if earlier is None else earlier.id)
@@ -543,15 +572,19 @@ class Sending:
             # This waits only if a request is pending, and before the state is read: the request may
             # be settled meanwhile.
             newest = max((one.number or 0 for one in log.state.status.pending), default=0)
-            until = time.monotonic() + SEEN_SECONDS
-            while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
+            seen_there, until = command.seen.get(log.ref.id, 0), time.monotonic() + SEEN_SECONDS
+            while max(log.seen.newest, seen_there) < newest:
                 # The notification that another replica has shown the request may be on its way.
                 if not self._database.census.has_others or time.monotonic() > until:
                     break
                 await asyncio.sleep(SEEN_SECONDS / 20)
             match (await log.firm_state()).status.state:
                 case State.INPUT_REQUIRED:
+                    seen_here = log.seen.answerable(came, by_context=command.task_id is None)
+                    seen = max(seen_here, seen_there)
                     return await self._answer(command, task, seen)
+                case _ if command.request.routing.new_task:
+                    raise InvalidParamsError.of(NEW_TASK_FIELD, NOT_NEW)
                 case State.AUTH_REQUIRED:
                     return await self._try_again(command, task)
                 case _:
@@ -559,8 +592,19 @@ class Sending:
 
     async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Submitted:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
-        state, log = task.log.state, task.log
+        state, log, request = task.log.state, task.log, command.request
         task.check_owned()  # it may have been left to another replica during the wait
+        # What is declared to be work for the agent is no consent, whatever its words are. It stays
+        # unrecorded: later, when the task works or without the task, it may well be taken.
+        declared = {
+            "metadata.shared.delivery": request.delivery is not None,
+            NEW_TASK_FIELD: request.routing.new_task,
+            COMMAND_FIELD: request.routing.command is not None,
+        }
+        if named := [name for name, is_set in declared.items() if is_set]:
+            log.note_seen(state.status)  # the refusal shows it
+            text = NOT_AN_ANSWER.format(" and ".join(named))
+            raise AnswerExpectedError(text, task_ids=[log.ref.id])
         try:
             if (plan := state.status.plan) is not None:
                 decision = decide(command.message, plan, seen)
@@ -570,11 +614,12 @@ class Sending:
             log.note_seen(state.status)  # the refusal shows it
             outdated, text = isinstance(error, OutdatedAnswerError), str(error)
             refusal: ServiceError = AnswerExpectedError(text, task_ids=[log.ref.id])
-            if command.task_id is not None and not outdated:
+            unclear = outdated or isinstance(error, ContradictionError)
+            if command.task_id is not None and not unclear:
                 refusal = InvalidParamsError.of("message.parts", text, text)
             # Sent again, it must not answer a request that comes later. A message that names no
             # task, and could be something else than an answer, may yet start one.
-            if command.task_id is not None or outdated or only_an_answer(command.message):
+            if command.task_id is not None or unclear or only_an_answer(command.message):
                 await self._database.write(record(command, log, refusal=refusal))
             raise refusal from None
         answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
@@ -685,21 +730,18 @@ class Sending:
         if push is None:
             yield record_message
             return
-        await self._outbox.check_limits(log, push)
-        store_webhook, begin = self._outbox.inserting(log, push), list[Begin | None]()
+        await self._webhooks.check_limits(log, push)
+        store_webhook, stored = self._webhooks.inserting(log, push), list[HookRow | None]()
 
         def in_same_commit(connection: Connection) -> None:
             record_message(connection)
-            begin[:] = [store_webhook(connection)]  # again, if the first transaction fails
+            stored[:] = [store_webhook(connection)]  # again, if the first transaction fails
 
         try:
             yield in_same_commit
-        except ServiceError:
-            # It may be stored all the same, like an answer that OpenCode does not take now.
-            await self._outbox.start_stored(log)
-            raise
-        for begin_webhook in filter(None, begin):
-            begin_webhook(log)
+        finally:  # it is stored, too, with an answer that OpenCode does not take now
+            for webhook in filter(None, stored):
+                self._webhooks.note_set(webhook, log.ref)
 
     def _check_place(self, routing: Routing, task: OpenTask) -> None:
         """Refuse a message that names another place than its task runs in."""

@@ -8,10 +8,8 @@ tried here first; ``NotOwnerError`` names the OpenCode of the task, whose owner 
 
 import base64
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from uuid import uuid4
 
 import orjson
 from pydantic import TypeAdapter
@@ -19,26 +17,31 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.config import LimitSettings
-from opencode_a2a.errors import InvalidParamsError, TaskNotCancelableError, UpstreamUnreachableError
+from opencode_a2a.errors import (
+    InvalidParamsError,
+    TaskNotCancelableError,
+    UpstreamUnreachableError,
+)
 from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.messages import PushConfig
-from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, load_task
+from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, load_task, readable_tasks
 from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
-from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import end_unowned
 from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.sending import SendCommand, Sending, Submitted
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
+from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
+
+_SEARCHED_AT_ONCE = 2000
+"""Rows that a search reads in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class NewWebhook(TaskName):
 
     config: PushConfig
     anew: bool
-    """Whether it is to begin anew if one just like it is served; see ``Outbox.put``."""
+    """Whether it is to begin anew if one just like it is served; see ``Webhooks.put``."""
 
 
 class TaskService:
@@ -81,13 +84,12 @@ class TaskService:
         writer: LogWriter,
         fleet: Fleet,
         limits: LimitSettings,
-        outbox: Outbox,
-        readers: Sequence[DurableReader],
+        webhooks: Webhooks,
     ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
-        self._outbox = outbox
+        self._webhooks = webhooks
         self.remote_logs = RemoteLogs(database)
         """The logs of tasks that other replicas run, as far as they are read here."""
         self.open = OpenTasks(database, writer, fleet, self.remote_logs)
@@ -95,28 +97,38 @@ class TaskService:
         self.budgets = Budgets(database, fleet)
         self.mailbox = Mailbox(database, fleet.owned)
         """Carries calls between replicas."""
-        self.sending = Sending(
-            database, writer, fleet, limits, outbox, readers, self.open, self.budgets
-        )
+        self.sending = Sending(database, writer, fleet, limits, webhooks, self.open, self.budgets)
         fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
 
         # The calls that the owner of an OpenCode runs for other replicas.
-        nothing, text = TypeAdapter(type(None)), TypeAdapter(str)
         self._submit_at_owner = OwnerCall(
             self.mailbox,
             "submit",
             self._submit_for_other,
-            TypeAdapter(SendCommand),
-            TypeAdapter(tuple[TaskId, int, bool]),
+            lambda: TypeAdapter(SendCommand),
+            lambda: TypeAdapter(tuple[TaskId, int, bool]),
         )
         self._cancel_at_owner = OwnerCall(
-            self.mailbox, "cancel", self._cancel_for_other, TypeAdapter(TaskName), nothing
+            self.mailbox,
+            "cancel",
+            self._cancel_for_other,
+            lambda: TypeAdapter(TaskName),
+            lambda: TypeAdapter(type(None)),
         )
-        self._put_webhook_at_owner = OwnerCall(
-            self.mailbox, "webhook", self._put_webhook_for_other, TypeAdapter(NewWebhook), text
+        # Those that only replicas of an earlier version make.
+        OwnerCall(
+            self.mailbox,
+            "webhook",
+            self._put_webhook_for_other,
+            lambda: TypeAdapter(NewWebhook),
+            lambda: TypeAdapter(str),
         )
-        self._delete_webhook_at_owner = OwnerCall(
-            self.mailbox, "delete webhook", self._delete_webhook, TypeAdapter(WebhookName), nothing
+        OwnerCall(
+            self.mailbox,
+            "delete webhook",
+            self._delete_webhook,
+            lambda: TypeAdapter(WebhookName),
+            lambda: TypeAdapter(type(None)),
         )
 
     async def submit(self, command: SendCommand) -> Submitted:
@@ -177,7 +189,7 @@ class TaskService:
         for row in found[: query.size]:
             task = self.open.get(row.id)
             if not whole or State(row.state).terminal:
-                tasks.append(load_task(row))
+                tasks += readable_tasks([row])
             elif task is not None:
                 tasks.append(await task.log.firm_state())
             else:
@@ -188,6 +200,43 @@ class TaskService:
             place = orjson.dumps([last.updated_at, last.no])
             token = base64.urlsafe_b64encode(place).decode().rstrip("=")
         return Page(tasks, token, query.size, total)
+
+    async def search(self, principal: Principal | None, text: str, most: int) -> list[TaskState]:
+        """Return the newest tasks whose titles have all words of a text, or ids that begin with it.
+
+        All tasks of a principal, or of everybody, are looked at in their brief form, a chunk at a
+        time so that other reads get in between.
+        """
+        words = text.casefold().split()
+        # As they stand in a stored status: most rows need not be decoded.
+        stored = [orjson.dumps(word)[1:-1].decode() for word in words]
+
+        def matches(row: TaskRow) -> bool:
+            if row.id.startswith(text):
+                return True
+            raw = row.status.decode(errors="replace").casefold()
+            if not all(word in raw for word in stored):
+                return False
+            for task in readable_tasks([row]):
+                titles = f"{task.status.subject}\n{task.status.title}".casefold()
+                return all(word in titles for word in words)
+            return False
+
+        def read(connection: Connection, after: Key | None) -> tuple[list[TaskRow], Key | None]:
+            rows, _ = task_rows.page(
+                connection, principal, after=after, most=_SEARCHED_AT_ONCE, brief=True
+            )
+            last = Key(rows[-1].updated_at, rows[-1].no) if len(rows) == _SEARCHED_AT_ONCE else None
+            return [row for row in rows if matches(row)], last
+
+        found: list[TaskRow] = []
+        after: Key | None = None
+        while len(found) < most:
+            rows, after = await self._database.read(read, after)
+            found += rows
+            if after is None:
+                break
+        return [*readable_tasks(found[:most])]
 
     async def follow(
         self,
@@ -208,25 +257,6 @@ class TaskService:
         """Return the log of a task, with nothing in its state that waits to be stored."""
         return await self.open.log(principal, task_id)
 
-    async def check_owned(self, principal: Principal, task_id: str) -> None:
-        """Raise NotOwnerError if another replica runs a task, or the OpenCode that it ran in.
-
-        That replica alone changes the task and serves its webhooks. If nobody runs the OpenCode of
-        an ended task, any replica may.
-        """
-        if (task := self.open.of(principal, task_id)) is not None:
-            task.check_owned()
-            return
-        if not self._database.census.has_others:
-            return
-        row = await self.open.row(principal, task_id)
-        if self._fleet.owns(row.upstream):
-            return
-        ended = State(row.state).terminal
-        found = await self._database.read(replicas.upstreams)
-        if not ended or any(one.name == row.upstream and not one.free for one in found):
-            raise NotOwnerError(row.upstream)
-
     # Ending
 
     async def cancel(self, principal: Principal, task_id: str) -> TaskState:
@@ -243,6 +273,7 @@ class TaskService:
             if not await end_unowned(self._database, row):
                 raise
             self._writer.notify([row.no])
+            self._database.dispatch("w")
             self.remote_logs.want([row.no])
             return await self._cancel(named)
         return load_task(await self.open.row(principal, task_id))
@@ -273,44 +304,26 @@ class TaskService:
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
         return state
 
-    # Webhooks, which are served by the replica that runs the task, or ran it
+    # Webhooks
 
     async def put_webhook(
         self, principal: Principal, task_id: str, config: PushConfig, *, anew: bool = True
     ) -> HookRow:
-        """Have a task's changes sent to a webhook from now on; see ``Outbox.put``."""
-        if anew and config.id is None and config.version != SNAPSHOTS:
-            # The owner may be asked twice if one dies over it, but it is one webhook.
-            config = replace(config, id=str(uuid4()))
-        new = NewWebhook(principal, task_id, config, anew)
-        try:
-            return await self._put_webhook(new)
-        except NotOwnerError as error:
-            owned = error.upstream
-        config_id = await self._put_webhook_at_owner.ask(owned, new)
-        return await self._outbox.find(await self.log(principal, task_id), config_id)
+        """Have a task's changes sent to a webhook from now on; see ``Webhooks.put``."""
+        log = await self.log(principal, task_id)
+        return await self._webhooks.put(log, config, anew=anew)
 
     async def _put_webhook_for_other(self, new: NewWebhook) -> str:
         """Set a webhook for another replica; return its id."""
-        return (await self._put_webhook(new)).config_id
-
-    async def _put_webhook(self, new: NewWebhook) -> HookRow:
-        await self.check_owned(new.principal, new.task_id)
-        log = await self.log(new.principal, new.task_id)
-        return await self._outbox.put(log, new.config, anew=new.anew)
+        row = await self.put_webhook(new.principal, new.task_id, new.config, anew=new.anew)
+        return row.config_id
 
     async def delete_webhook(self, principal: Principal, task_id: str, config_id: str) -> None:
         """Forget a webhook of a task, and what is being sent to it; there may be none."""
-        named = WebhookName(principal, task_id, config_id)
-        try:
-            await self._delete_webhook(named)
-        except NotOwnerError as error:
-            await self._delete_webhook_at_owner.ask(error.upstream, named)
+        await self._webhooks.delete(await self.log(principal, task_id), config_id)
 
     async def _delete_webhook(self, named: WebhookName) -> None:
-        await self.check_owned(named.principal, named.task_id)
-        log = await self.log(named.principal, named.task_id)
-        await self._outbox.delete(log, named.config_id)
+        await self.delete_webhook(named.principal, named.task_id, named.config_id)
 
 
 def _read_token(token: str) -> Key:

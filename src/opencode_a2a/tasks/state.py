@@ -14,6 +14,7 @@ from typing import Any, assert_never, get_args
 
 import orjson
 
+from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.events import (
     ArtifactChanged,
     ArtifactEvent,
@@ -35,6 +36,7 @@ from opencode_a2a.events import (
     SessionBound,
     Started,
     TextGrew,
+    ToolChanged,
     TurnEvent,
     Usage,
     UsageCounted,
@@ -42,6 +44,8 @@ from opencode_a2a.events import (
     load_known,
 )
 from opencode_a2a.ids import ContextId, ModelRef, Principal, SessionId, TaskId
+from opencode_a2a.jsonguard import storable
+from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, PromptPart, Routing, TurnRequest
 from opencode_a2a.rights import Rights
 
@@ -148,11 +152,22 @@ class TaskRef:
         """Whether readers of this task see an event."""
         if isinstance(event, Grew | ChannelReplaced | ChannelClosed):
             return self.shows_channel(event.channel)
+        if self.output_modes is not None and isinstance(event, ToolChanged | DiffChanged):
+            # Data is shown to those who accept it; as text it would stand amid the answer.
+            patch = isinstance(event, DiffChanged) and bool(event.patch)
+            types = ("application/json", *((DIFF_TYPE,) if patch else ()))
+            return any(accepts(self.output_modes, media_type) for media_type in types)
         return shown_as(event) is not ShownAs.NOTHING
 
     def shows_channel(self, channel: Channel) -> bool:
-        """Whether readers see a channel: callers that accept plain text alone get no reasoning."""
-        return channel is not Channel.REASONING or self.output_modes != ("text/plain",)
+        """Whether readers see a channel.
+
+        Callers that accept plain text alone, or do not list it, get no reasoning.
+        """
+        modes = self.output_modes
+        if channel is not Channel.REASONING or modes is None:
+            return True
+        return modes != ("text/plain",) and accepts(modes, "text/plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +264,10 @@ class Query:
     """How many messages of each task to return."""
 
 
+TOO_NEW = (
+    "A later version of the service has stored a task that this replica cannot read, so nothing "
+    "was done; try again when all replicas have been upgraded"
+)
 STATE_CHANGES = 32
 """How many changes of state a task remembers."""
 
@@ -286,6 +305,11 @@ class TaskState:
     def epoch(self) -> int:
         """How often the task was recovered after a restart."""
         return len(self.epochs)
+
+    @property
+    def last_change(self) -> int:
+        """Sequence number of the latest change of state; 0 if there was none."""
+        return self.state_changes[-1].seq if self.state_changes else self.unremembered
 
     def apply(self, event: LogEvent, at: int) -> Entry:
         """Append one event; raise TerminalError when the log is closed."""
@@ -420,8 +444,8 @@ def _request(fields: _Fields) -> TurnRequest:
     asked = load_known(Rights, routing.get("rights", {}))
     return TurnRequest(
         tuple(load_known(PromptPart, part) for part in fields["prompt"]),
-        load_known(Routing, {**routing, "model": model, "rights": asked}),
         fields["user_message_id"],
+        load_known(Routing, {**routing, "model": model, "rights": asked}),
         load_known(Rights, fields.get("rights", {})),
         fields.get("delivery"),  # 2.0.0 wrote no delivery, but a session, which is not needed
     )
@@ -446,8 +470,16 @@ _LOADERS: dict[str, Callable[[_Fields], LogEvent]] = {
 """Makes an event of its stored fields, by the name it is stored under."""
 
 
+def encode(value: object) -> bytes:
+    """Encode a value for the database, whatever came into it."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a number that is too large, deep nesting, half a character
+        return orjson.dumps(storable(value))
+
+
 def dump_entries(entries: Iterable[Entry]) -> bytes:
-    return orjson.dumps([(e.at, type(e.event).__name__, e.event) for e in entries])
+    return encode([(e.at, type(e.event).__name__, e.event) for e in entries])
 
 
 _KINDS = {kind.__name__: kind for kind in get_args(LogEvent)}
@@ -486,7 +518,7 @@ def load_status(data: bytes) -> Status:
 
 def dump_archive(state: TaskState) -> bytes:
     """Encode everything of an ended task that is not in its status."""
-    return orjson.dumps(
+    return encode(
         {
             "seq": state.seq,
             "epochs": state.epochs,
@@ -535,5 +567,8 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
 
 
 def load_request(data: bytes) -> TurnRequest:
-    """Read a request as ``orjson`` wrote it."""
-    return _request(orjson.loads(data))
+    """Read a request as ``orjson`` wrote it; raise UpstreamUnreachableError if it is too new."""
+    try:
+        return _request(orjson.loads(data))
+    except (KeyError, TypeError, ValueError):
+        raise UpstreamUnreachableError(TOO_NEW) from None

@@ -19,7 +19,8 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution, load_known
 from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Message
-from opencode_a2a.rights import FULL, QUESTION, Rights
+from opencode_a2a.rights import FULL, QUESTION, SHELL, Rights
+from opencode_a2a.turns.shell import exact_command
 
 Scope = Literal["task", "context"]
 
@@ -116,8 +117,8 @@ def check_allowed(
             if problem is not None:
                 text = f'The permission cannot be given for a {scope}: {problem}; answer "once"'
                 raise InvalidParamsError.of("scope", text, text)
-        case QuestionReply(answers=answers) if len(answers) > len(asked.questions):
-            text = f"There are only {len(asked.questions)} questions."
+        case QuestionReply(answers=answers) if len(answers) != len(asked.questions):
+            text = _one_list_each(asked)
             raise InvalidParamsError.of("answers", text, text)
         case _:
             pass
@@ -129,6 +130,10 @@ class NotUnderstoodError(Exception):
 
 class OutdatedAnswerError(NotUnderstoodError):
     """The message answers a request that is not pending, or one that was not shown before."""
+
+
+class ContradictionError(NotUnderstoodError):
+    """The message says more than one thing, and which of them counts is not for us to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +188,40 @@ def understand(message: Message, pending: Sequence[Interrupted], seen: int) -> M
     An answer may name requests by number or id. One that names none is for the request that was
     shown: ``seen`` is the highest number that a reader of the task was given. It is not for
     requests that came later, even if the one that was shown is settled.
+
+    Text and data parts may say the same twice; a message that says two things says nothing.
     """
     if any(part.kind in ("raw", "url") for part in message.parts):
         raise NotUnderstoodError("An answer is text or data, without files.")
+    meanings: list[Meaning] = []
     for part in message.parts:
-        if isinstance(part.data, dict):
-            return _from_data(part.data, pending, seen)
-    text = message.text.strip()
+        if part.kind == "data":
+            if not isinstance(part.data, dict):
+                raise NotUnderstoodError('The data of an answer is an object, such as {"reply": …}')
+            meanings.append(_from_data(part.data, pending, seen))
+    if not meanings or message.text.strip():
+        meanings.append(_from_text(message.text.strip(), pending, seen))
+    if any(meaning != meanings[0] for meaning in meanings):
+        raise ContradictionError(f"The parts of the message differ. {ONE_ANSWER}")
+    return meanings[0]
+
+
+ONE_ANSWER = "Send one answer in a message."
+
+
+def _from_text(text: str, pending: Sequence[Interrupted], seen: int) -> Meaning:
+    """Return what the text of a message means."""
     first, _, rest = text.partition(" ")
     if _REQUEST_ID.fullmatch(first.rstrip(":")):
         asked = _with_id(first.rstrip(":"), pending)
         return Meaning((asked,), _reply(rest.strip(), asked))
     said = _SAID.fullmatch(text)
     if said is not None and said["word"].lower() in _WORDS:
-        numbers = [
-            int(number) for number in re.findall(r"\d+", said["before"] or said["after"] or "")
-        ]
+        numbers = _numbers(said)
         # To a question that accepts free text, "12 no" may be an answer in itself.
         if numbers and min(numbers) <= max((seen, *(asked.number or 0 for asked in pending))):
             named = _with_numbers(numbers, pending)
-        elif said["all_before"] or said["all_after"] or said["all_last"]:
+        elif _all(said):
             named = _every_permission(pending, seen)
         else:
             named = _shown(pending, seen)
@@ -211,6 +230,8 @@ def understand(message: Message, pending: Sequence[Interrupted], seen: int) -> M
         if named[0].type == "question":
             answer = _NUMBERED.fullmatch(text) if numbers else None
             return Meaning(named, _question(answer["rest"] if answer else text, named[0]))
+        if (numbers and _all(said)) or (said["before"] and said["after"]):
+            raise ContradictionError(f"The answer names its requests twice. {ONE_ANSWER}")
         return Meaning(named, _permission(said, named[0]))
     numbered = _NUMBERED.fullmatch(text)
     if numbered is not None and (len(pending) > 1 or numbered["sign"] or text.startswith("#")):
@@ -221,6 +242,16 @@ def understand(message: Message, pending: Sequence[Interrupted], seen: int) -> M
     return Meaning(named, _reply(text, named[0]))
 
 
+def _numbers(said: re.Match[str]) -> list[int]:
+    """Return the numbers of the requests that an answer names."""
+    return [int(number) for number in re.findall(r"\d+", said["before"] or said["after"] or "")]
+
+
+def _all(said: re.Match[str]) -> bool:
+    """Whether an answer is for all requests."""
+    return bool(said["all_before"] or said["all_after"] or said["all_last"])
+
+
 GO_ALONE = 'Send "go" alone, without files or data.'
 
 
@@ -229,7 +260,6 @@ def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
 
     A "go" with a condition is a change: only text after a colon is a remark.
     """
-    _only_seen([asked], seen)
     for part in message.parts:
         match part.data:
             case {"reply": str(word), **rest} if word.strip().lower() in _GO:
@@ -237,7 +267,8 @@ def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
                     _with_id(rest["request_id"], [asked])
                 match rest.get("number"):
                     case None:
-                        pass
+                        if rest.get("request_id") is None:
+                            _only_seen([asked], seen)
                     case int(number) if not isinstance(number, bool):
                         _with_numbers([number], [asked])
                     case _:
@@ -249,13 +280,17 @@ def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
             case _:
                 pass
     text = message.text.strip()
-    if text.rstrip(".!").lower() == "cancel":
-        return PlanDecision("cancel")
     said = _SAID.fullmatch(re.sub(r"^go ahead\b", "go", text, flags=re.IGNORECASE))
     if said is None or said["word"].lower() not in _GO or said["scope"]:
-        return PlanDecision("revise")
-    if numbers := re.findall(r"\d+", said["before"] or said["after"] or ""):
-        _with_numbers([*map(int, numbers)], [asked])
+        _only_seen([asked], seen)
+        cancels = text.rstrip(".!").lower() == "cancel"
+        return PlanDecision("cancel" if cancels else "revise")
+    if numbers := [
+        int(number) for number in re.findall(r"\d+", f"{said['before']} {said['after']}")
+    ]:
+        _with_numbers(numbers, [asked])
+    else:
+        _only_seen([asked], seen)
     rest = said["rest"].strip(" \t\r\n.!")
     if rest and not rest.startswith(":"):
         return PlanDecision("revise")
@@ -326,9 +361,11 @@ def _only_seen(pending: Sequence[Interrupted], seen: int) -> list[Interrupted]:
     """Return the requests that a reader of the task was given; raise an error if there are none."""
     shown = [asked for asked in pending if (asked.number or 0) <= seen]
     if not shown:
+        number = _names(pending[-1:])
         raise OutdatedAnswerError(
-            "The pending request was not shown to you before this answer, so the answer may be "
-            f"meant for something else. Read the request, then answer: {_names(pending)}"
+            "The pending request was not shown to you before this answer, or only a moment before "
+            "it, just after another was settled, so the answer may be meant for something else. "
+            f'Read the request, then answer it by its number, such as "{number} yes".'
         )
     return shown
 
@@ -369,10 +406,23 @@ def _permission(said: re.Match[str], asked: Interrupted) -> PermissionReply:
     if reason and reply != "reject":
         # "yes, but only the first file" does not permit all of it.
         raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
+    if any(_also_answers(line) for line in reason.splitlines()):
+        raise ContradictionError(f"The message holds several answers. {ONE_ANSWER}")
     scope = _SCOPES[said["scope"].lower()] if said["scope"] else None
     if scope and reply == "always":
         reply = "once"  # "always for this task" is not for other tasks
     return PermissionReply(reply, reason or None, scope if reply == "once" else None)
+
+
+def _also_answers(line: str) -> bool:
+    """Whether a line in the reason of a refusal is an answer itself, of another kind or request."""
+    first, _, rest = line.strip().partition(" ")
+    named = _REQUEST_ID.fullmatch(first.rstrip(":"))
+    said = _SAID.fullmatch(rest.strip() if named else line.strip())
+    if said is None or said["word"].lower() not in _WORDS or said["rest"].strip(" .!"):
+        return False
+    refuses = _WORDS[said["word"].lower()] == "reject"
+    return not refuses or bool(named or _numbers(said) or _all(said))
 
 
 def only_an_answer(message: Message) -> bool:
@@ -405,6 +455,9 @@ def accepted(asked: Interrupted) -> str:
             fitting = (
                 f"what fits {covered}" if covered != "*" else f"every use of {asked.permission}"
             )
+            if asked.permission == SHELL:
+                also = "" if exact_command(asked) is None else "exactly this and "
+                fitting = f"{also}plain commands (no redirection, pipe, …) that fit {covered}"
             always = (
                 ' "yes for this task" or "yes for this conversation" to allow '
                 f"{fitting[:500]} without being asked again,{always}"
@@ -456,26 +509,39 @@ def _label(text: str, question: Question) -> str | None:
 
 def _from_data(data: JsonObject, pending: Sequence[Interrupted], seen: int) -> Meaning:
     """Return what a data part means; it has the fields of the methods that answer, or a number."""
-    request_id, number, all_of_them = data.get("request_id"), data.get("number"), data.get("all")
-    if request_id is not None:
-        named = (_with_id(request_id, pending),)
-    elif isinstance(number, int) and not isinstance(number, bool):
-        named = _with_numbers([number], pending)
-    elif number is not None or all_of_them not in (None, False, True):
+    request_id, number, every = data.get("request_id"), data.get("number"), data.get("all")
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int | None)
+        or every not in (None, False, True)
+    ):
         raise NotUnderstoodError('"number" must be a number, and "all" true or false.')
+    if every and (request_id is not None or number is not None):
+        raise ContradictionError(f"The data part names one request and all. {ONE_ANSWER}")
+    if number is not None:
+        named = _with_numbers([number], pending)
+        if request_id is not None and named[0] != _with_id(request_id, pending):
+            raise ContradictionError(f"The data part names two requests. {ONE_ANSWER}")
+    elif request_id is not None:
+        named = (_with_id(request_id, pending),)
     else:
-        named = _every_permission(pending, seen) if all_of_them else _shown(pending, seen)
+        named = _every_permission(pending, seen) if every else _shown(pending, seen)
     return Meaning(named, _data_reply(data, named[0]))
 
 
 def _data_reply(data: JsonObject, asked: Interrupted) -> Reply:
+    if data.get("reply") is not None and data.get("answers") is not None:
+        raise ContradictionError(f'The data part has both "reply" and "answers". {ONE_ANSWER}')
+    words = '"once", "always" or "reject"' if asked.allows_always else '"once" or "reject"'
     match data:
         case {"reply": str(word)} if asked.type == "permission":
             reply = _WORDS.get(word.strip().lower())
             if reply is None:
-                raise NotUnderstoodError('"reply" must be "once", "always" or "reject".')
+                raise NotUnderstoodError(f'"reply" must be {words}.')
             reason, scope = data.get("message"), data.get("scope")
             reason = reason.strip() if isinstance(reason, str) else None
+            if reason and reply != "reject":
+                raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
             if scope is not None and (reply != "once" or scope not in ("task", "context")):
                 raise NotUnderstoodError('"scope" must be "task" or "context", with "once".')
             return PermissionReply(reply, reason or None, scope)
@@ -489,13 +555,18 @@ def _data_reply(data: JsonObject, asked: Interrupted) -> Reply:
                 if len(texts) < len(listed):
                     raise NotUnderstoodError('"answers" must be a list of lists of strings.')
                 found.append([text.strip() for text in texts if text.strip()])
-            if len(found) > len(asked.questions):
-                raise NotUnderstoodError(f"There are only {len(asked.questions)} questions.")
+            if len(found) != len(asked.questions):
+                raise NotUnderstoodError(_one_list_each(asked))
             return QuestionReply(found)
         case _:
             wanted = (
-                '{"reply": "once" | "always" | "reject"}'
+                f'{{"reply": …}} with {words}'
                 if asked.type == "permission"
                 else '{"answers": [["label", …], …]}, one list for each question'
             )
             raise NotUnderstoodError(f"The data part must be {wanted}.")
+
+
+def _one_list_each(asked: Interrupted) -> str:
+    count = len(asked.questions)
+    return f'"answers" must have one list for each question, of which there are {count}.'

@@ -22,6 +22,7 @@ from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
+    UnsupportedOperationError,
     UpstreamError,
     UpstreamUnreachableError,
 )
@@ -154,7 +155,7 @@ class Attempt:
             turn.request.routing.hops, self._report, turn.owner.principal
         )
         self._shared.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
-        self._subscription = self._shared.feed.follow(session.session_id)
+        self._subscription = self._shared.feed.follow(session.session_id, resumes=turn.recovered)
         work = self._shared.sessions.rights.register(session.session_id, turn.owner.rights)
         self._prompts = PromptCalls(turn, session, work, self._report, self.wake)
 
@@ -589,6 +590,8 @@ class Attempt:
         failure: Failure | None = None
         if self._reader.state.tree.last_error is None:
             text = f"{error.message}; check the model, the agent and the files of the message"
+            if isinstance(error, UnsupportedOperationError):  # it names the remedy itself
+                text = error.message
             failure = Failure(FailureType.UPSTREAM_BAD_REQUEST, text)
         return self._reader.finish(await self._read_end(), failure=failure)
 

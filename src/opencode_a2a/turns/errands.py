@@ -16,7 +16,7 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import ServiceError, UpstreamError
 from opencode_a2a.events import Resumed, TurnEvent, Usage
 from opencode_a2a.ids import ContextId, MessageId, Owner, Principal, SessionId
-from opencode_a2a.opencode.client import Location
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.events import (
     MessageUpdated,
     PermissionAsked,

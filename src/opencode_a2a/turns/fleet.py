@@ -17,23 +17,22 @@ from pathlib import Path
 import structlog
 
 from opencode_a2a import metrics
-from opencode_a2a.bounds import Recent
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import (
     InvalidParamsError,
     ServiceError,
     UpstreamBackpressureError,
 )
-from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId
+from opencode_a2a.ids import Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
-from opencode_a2a.opencode.client import well_formed
+from opencode_a2a.opencode.calls import well_formed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store import interrupts
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.replicas import Census
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, KNOWN_SESSIONS, Place
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD
 from opencode_a2a.turns.turn import SharedTurns
 
 logger = structlog.get_logger(__name__)
@@ -126,8 +125,6 @@ class Fleet:
         in the next."""
         self.find_session_elsewhere: Callable[[SessionId], Awaitable[str | None]] | None = None
         """Asks other replicas for the name of the OpenCode that has a session."""
-        self._placements = Recent[Place, Member](KNOWN_SESSIONS)
-        """The OpenCodes that contexts were given lately: that may not be stored yet."""
 
     # Which OpenCode?
 
@@ -143,9 +140,8 @@ class Fleet:
         return len(self.members) == 1 and elsewhere.keys() <= self.members.keys()
 
     def owned(self) -> list[str]:
-        """Return the names of the OpenCodes that this replica owns, with abandoned ones."""
-        members = [member.name for member in self.members.values() if member.owned]
-        return members + self.census.unlisted
+        """Return the names of the OpenCodes that this replica owns."""
+        return [member.name for member in self.members.values() if member.owned]
 
     def owns(self, upstream: str) -> bool:
         """Whether this replica owns an OpenCode."""
@@ -156,12 +152,20 @@ class Fleet:
         member = self.members.get(upstream)
         return upstream in self.census.elsewhere or (member is not None and not member.lost)
 
+    def member(self, upstream: str) -> Member:
+        """Return an OpenCode by its name; raise NotOwnerError if this replica does not own it."""
+        member = self.members.get(upstream)
+        if member is None:
+            raise NotOwnerError(upstream)
+        return member.check_owned()
+
     async def member_for_message(
-        self, principal: Principal, context_id: str | None, routing: Routing
+        self, context_id: str | None, routing: Routing, bound: Sequence[str]
     ) -> Member:
         """Return the OpenCode for a message: the one with its session, or one with room.
 
-        Raise NotOwnerError if another replica owns that.
+        ``bound`` names the OpenCodes that its context is bound to. Raise NotOwnerError if another
+        replica owns the one that is found.
         """
         if self.alone and self.first.owned:
             return self.first
@@ -171,43 +175,14 @@ class Fleet:
             member = await self.holder_of_workspace(routing.workspace_id)
             if member is not None:
                 return member
-        location, name = self.first.turns.sessions.locate(routing)
-
-        def member_for_new_context() -> Member:
-            if routing.workspace_id is not None:
-                return self.any_member.check_owned()
-            return self.member_for_new_context(location.directory)
-
-        if context_id is None:
-            return member_for_new_context()
-        if context_id.startswith(DERIVED_CONTEXT):
+        if context_id is not None and context_id.startswith(DERIVED_CONTEXT):
             return await self.holder_of_session(context_id.removeprefix(DERIVED_CONTEXT))
-        place = principal, ContextId(context_id), name
-        member = self._placements.get(place)
-        # Another replica may have placed it elsewhere since.
-        if member is None or self.census.has_others:
-            found = await self._database.read(task_rows.linked_session, *place)
-            if found and found.upstream in self.census.elsewhere:
-                raise NotOwnerError(found.upstream)
-            if found and self.keeps_contexts(found.upstream):
-                member = self.members[found.upstream]
-        if member is None or member.lost:
-            member = member_for_new_context()
-            self.note_placement(principal, context_id, routing, member)
-        return member.check_owned()
-
-    def note_placement(
-        self, principal: Principal, context_id: str, routing: Routing, member: Member
-    ) -> None:
-        """Remember which OpenCode a context was given: that may not be stored yet."""
-        if self.alone:
-            return
-        try:
-            _, name = self.first.turns.sessions.locate(routing)
-        except InvalidParamsError:
-            return  # the task is from before a restart, and its directory gone: its turn says so
-        place = principal, ContextId(context_id), name
-        self._placements[place] = member
+        if bound:
+            return self.member(bound[0])
+        if routing.workspace_id is not None:
+            return self.any_member.check_owned()
+        location, _ = self.first.turns.sessions.locate(routing)
+        return self.member_for_new_context(location.directory)
 
     @property
     def any_member(self) -> Member:
@@ -320,7 +295,7 @@ class Fleet:
             usable = {
                 row.name: row.open_tasks + sent[row.name]
                 for row in others
-                if row.state == "up" and not row.drain
+                if row.state == "up" and not row.drain and census.reads_mail(row.name)
                 if not row.max_turns or row.open_tasks + sent[row.name] < row.max_turns
             }
             least = min(usable, key=lambda name: usable[name], default=None)

@@ -82,11 +82,11 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.rights import NARROWEST, Rights
 from opencode_a2a.store import interrupts as interrupt_rows
-from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.database import Database, Write, readable
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns import snapshot
@@ -295,7 +295,7 @@ def unlogged(
 class SharedInterrupts:
     """What all turns and errands share: the interrupts that are open, their table, OpenCode."""
 
-    def __init__(self, database: Database, opencode: OpenCode, settings: Settings) -> None:
+    def __init__(self, database: Database, opencode: Driver, settings: Settings) -> None:
         self._database = database
         self.opencode = opencode
         self.grants = Grants(database)
@@ -308,6 +308,10 @@ class SharedInterrupts:
         self.open: dict[RequestId, Interrupt] = {}
         """Interrupts that are not settled. A turn and an errand may follow the same session; the
         first of them to hear of a request asks it, and the other does not."""
+
+    @property
+    def allows_always(self) -> bool:
+        return self.settings.allow_always and self.opencode.features.always
 
     async def reply(self, asked: Interrupted, reply: Reply, at: Location) -> None:
         """Send OpenCode a reply."""
@@ -335,7 +339,7 @@ class SharedInterrupts:
             asked_at=now,
             expires_at=expires_at,
             default=expiry_text(settings, asked),
-            allows_always=settings.allow_always and asked.type == "permission",
+            allows_always=self.allows_always and asked.type == "permission",
         )
         new = InterruptRow(
             asked.request_id,
@@ -420,13 +424,17 @@ class SharedInterrupts:
 
     async def errand_owners(self) -> list[Owner]:
         """Return the owners of the errands whose interrupts an earlier process left open."""
-        owners: dict[str, Owner] = {}
-        for row in await self._database.read(interrupt_rows.left):
+
+        def load(row: InterruptRow) -> Owner:
             # An earlier version did not store the rights; the deployment may allow less now.
             rights = load_known(Rights, orjson.loads(row.rights)) if row.rights else NARROWEST
             context_id, principal = ContextId(row.context_id), Principal(row.principal)
-            owner = Owner(None, context_id, principal, rights & self._rights)
-            owners.setdefault(row.context_id, owner)
+            return Owner(None, context_id, principal, rights & self._rights)
+
+        owners: dict[str, Owner] = {}
+        left = await self._database.read(interrupt_rows.left)
+        for owner in readable("a permission or question", left, load):
+            owners.setdefault(owner.context_id, owner)
         return [*owners.values()]
 
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
@@ -588,7 +596,6 @@ class WorkInterrupts:
         interrupt = Interrupt(asked, self, implied=self._refusing)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self.open[asked.request_id] = self.shared.open[asked.request_id] = interrupt
-        known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         if asked.call_id is not None and asked.tool_input is None:
             # OpenCode stores the input of the tool call a moment after it asks.
             try:
@@ -599,6 +606,7 @@ class WorkInterrupts:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except (UpstreamError, SessionNotFoundError) as error:  # a sub-agent's may be deleted
                 logger.warning("input of a tool call not known", error=error.message)
+        known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         asked = await self.shared.store_asked(self.owner, asked, known)
         interrupt.asked, interrupt.for_person = asked, known is None
         if known is None:
@@ -675,7 +683,7 @@ class WorkInterrupts:
             interrupt = self.open.get(RequestId(request_id))
             if interrupt is None or not interrupt.answerable(answer):
                 raise InterruptNotFoundError(request_id=request_id[:128])
-            allow_always = self.shared.settings.allow_always
+            allow_always = self.shared.allows_always
             check_allowed(self.owner, interrupt.asked, answer, allow_always=allow_always)
             found.append(interrupt)
         before = [(interrupt, interrupt.stage) for interrupt in found]

@@ -2,7 +2,8 @@
 
 A person who allows a permission "for this task" or "for this conversation" gives a grant: it allows
 what OpenCode's own "always" would allow, by the patterns that the request names, but for that task
-or context alone. OpenCode does not know of it: the service answers each later request with "once".
+or context alone, and of command lines only plain ones (see ``shell``). OpenCode does not know of
+it: the service answers each later request with "once".
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from opencode_a2a.config import InterruptSettings
 from opencode_a2a.errors import GrantNotFoundError
 from opencode_a2a.events import Interrupted, Progressed
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, TaskId
-from opencode_a2a.rights import QUESTION, Action
+from opencode_a2a.rights import QUESTION, SHELL, Action
 from opencode_a2a.store import grants as grant_rows
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.database import Database, readable
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply, Scope
+from opencode_a2a.turns.shell import command_line, covers, exact_command
 
 RULE = "rule"
 """Recorded as ``by`` when a rule, or the rights of the work, settle an interrupt."""
@@ -46,7 +48,8 @@ class Grant:
     directory: str
     permission: str
     patterns: tuple[str, ...]
-    """OpenCode's patterns for what "always" would allow."""
+    """OpenCode's patterns for what "always" would allow; and the command line that was allowed, if
+    no pattern covers it (see ``shell``)."""
     request_id: RequestId
     """The request that the person answered with it."""
     given_at: int
@@ -63,11 +66,23 @@ class Grant:
             and (owner.principal, owner.context_id) == (self.principal, self.context_id)
             and self.task_id in (None, owner.task_id)
             and (asked.permission, asked.directory) == (self.permission, self.directory)
-            # A compound command has a pattern for each of its commands.
-            and all(
-                any(fits(pattern, allowed) for allowed in self.patterns)
-                for pattern in asked.patterns or ["*"]
-            )
+            and (self._covers_command(asked) if asked.permission == SHELL else self._fits(asked))
+        )
+
+    def _fits(self, asked: Interrupted) -> bool:
+        return all(
+            any(fits(pattern, allowed) for allowed in self.patterns)
+            for pattern in asked.patterns or ["*"]
+        )
+
+    def _covers_command(self, asked: Interrupted) -> bool:
+        """Whether it allows a command line: a plain command by a pattern, any other as it was."""
+        if (exact := exact_command(asked)) is not None:
+            return exact in self.patterns
+        command = command_line(asked)
+        commands = asked.patterns if command is None else [command, *asked.patterns]
+        return bool(commands) and all(
+            any(covers(allowed, one) for allowed in self.patterns) for one in commands
         )
 
 
@@ -83,7 +98,8 @@ class Grants:
         found = await self._database.read_until_available(
             grant_rows.of_context, owner.principal, owner.context_id
         )
-        return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)
+        grants = readable("a grant", found, _load)
+        return next((grant for grant in grants if grant.covers(owner, asked)), None)
 
     async def held(self, principal: Principal, ended: Sequence[str], most: int) -> list[Grant]:
         """Return the grants of a principal that still hold, newest first.
@@ -91,7 +107,7 @@ class Grants:
         Those for a task no longer hold when its state is one of ``ended``.
         """
         found = await self._database.read(grant_rows.listed, principal, ended, most)
-        return [*map(_load, found)]
+        return [*readable("a grant", found, _load)]
 
     async def revoke(self, principal: Principal, grant_id: str) -> None:
         """End a grant: a person is asked again for what it allowed."""
@@ -178,7 +194,7 @@ def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope,
         task_id=(owner.task_id or "") if scope == "task" else "",
         directory=asked.directory or "",
         permission=asked.permission or "",
-        patterns=orjson.dumps(asked.always),
+        patterns=orjson.dumps([*asked.always, *filter(None, [exact_command(asked)])]),
         request_id=asked.request_id,
         given_at=now,
     )

@@ -37,7 +37,8 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
-from opencode_a2a.opencode.client import Location, OpenCode, well_formed
+from opencode_a2a.opencode.calls import well_formed
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges, SessionDraft
 from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
 from opencode_a2a.store import tasks as task_rows
@@ -174,7 +175,7 @@ class Sessions:
     def __init__(
         self,
         database: Database,
-        opencode: OpenCode,
+        opencode: Driver,
         workspace: WorkspaceRoot,
         claim_seconds: float,
         upstream: str,
@@ -538,7 +539,7 @@ class SessionRights:
     """Makes the sessions of one OpenCode keep to the rights of the work that they do."""
 
     def __init__(
-        self, opencode: OpenCode, lineage: Callable[[SessionId], Awaitable[Sequence[SessionId]]]
+        self, opencode: Driver, lineage: Callable[[SessionId], Awaitable[Sequence[SessionId]]]
     ) -> None:
         """Use ``lineage`` to find the ancestors of a session; it returns the session first."""
         self._opencode = opencode

@@ -13,7 +13,7 @@ import structlog
 
 from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.ids import MessageId, SessionId
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     FileDiff,
@@ -23,6 +23,7 @@ from opencode_a2a.opencode.types import (
     QuestionRequest,
     ToolPart,
 )
+from opencode_a2a.rights import READING
 
 logger = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class DirectoryQuery(Generic[T]):
 class Snapshots:
     """Reads snapshots for turns."""
 
-    def __init__(self, opencode: OpenCode) -> None:
+    def __init__(self, opencode: Driver) -> None:
         self._opencode = opencode
         self._pending = DirectoryQuery(lambda location: pending(opencode, location))
         self.statuses = DirectoryQuery(lambda location: opencode.session_status(at=location))
@@ -88,9 +89,13 @@ class Snapshots:
     ) -> Snapshot:
         """Return what the reader needs to finish a turn whose sessions are idle."""
         messages = await messages_since(self._opencode, session_id, prompts[0])
-        changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
+        parts = [part for message in messages for part in message.parts]
+        changed = any(isinstance(part, PatchPart) for part in parts)
+        # OpenCode compares the whole directory before and after: without a tool that could change
+        # a file, what differs is the work of somebody else there, and not for this caller to see.
+        could = any(isinstance(part, ToolPart) and part.tool not in READING for part in parts)
         diffs: list[FileDiff] = []
-        for prompt in prompts if changed else ():
+        for prompt in prompts if changed and could else ():
             diffs += await self._opencode.session_diff(session_id, prompt)
         of_children = await self.read_children(children)
         return Snapshot(messages=messages, children=of_children, diffs=diffs)
@@ -107,7 +112,7 @@ class Snapshots:
 
 
 async def messages_since(
-    opencode: OpenCode, session_id: SessionId, message_id: MessageId
+    opencode: Driver, session_id: SessionId, message_id: MessageId
 ) -> list[MessageWithParts]:
     """Return the messages of a session from one on, or all if that one is not among them.
 
@@ -132,7 +137,7 @@ async def messages_since(
 
 
 async def pending(
-    opencode: OpenCode, location: Location
+    opencode: Driver, location: Location
 ) -> tuple[list[PermissionRequest] | None, list[QuestionRequest] | None]:
     """Return the requests that are pending in a directory; None for a list OpenCode cannot write.
 
@@ -152,7 +157,7 @@ async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
         return None
 
 
-async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> ToolPart | None:
+async def tool_call(opencode: Driver, session_id: SessionId, call_id: str) -> ToolPart | None:
     """Return a tool call with its input from a session's latest messages, or None.
 
     Older versions of OpenCode store it a moment late.

@@ -14,7 +14,7 @@ import structlog
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject, Progressed
 from opencode_a2a.ids import Principal
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.events import PartUpdated
 from opencode_a2a.opencode.feed import FeedItem
 from opencode_a2a.opencode.types import McpServer, ToolPart, ToolRunning
@@ -104,7 +104,7 @@ class Tools:
     """
 
     def __init__(
-        self, opencode: OpenCode, name: str, server: McpServer, calling_turns: CallingTurns
+        self, opencode: Driver, name: str, server: McpServer, calling_turns: CallingTurns
     ) -> None:
         self.calling_turns = calling_turns
         self._opencode = opencode

@@ -35,7 +35,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MessageId, ModelRef, Owner, SessionId
 from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.store.database import Write
 from opencode_a2a.turns.attempt import (
@@ -69,7 +69,7 @@ class SharedTurns:
     def __init__(
         self,
         settings: Settings,
-        opencode: OpenCode,
+        opencode: Driver,
         feed: Feed,
         sessions: Sessions,
         interrupts: SharedInterrupts,
@@ -153,6 +153,8 @@ class LoggedTurn:
     """All interrupts of the task."""
     earlier_session: SessionId | None = None
     """The session of the task's earlier turns; None if this is the first."""
+    canceled: bool = False
+    """Whether it was to be canceled: OpenCode may have been told to stop."""
 
 
 @dataclass(eq=False, slots=True)
@@ -226,7 +228,7 @@ class Turn:
         added = logged.added if logged is not None else ()
         self.additions = [Addition(one, stored=True) for one in added]
         """The messages that were added and that OpenCode is not known to have."""
-        self.canceled = False
+        self.canceled = logged is not None and logged.canceled
         self.refusal: Failure | None = None
         """Why a recovered turn may not go on, and is only stopped in OpenCode."""
         self._prompted: BoundSession | None = None

@@ -65,8 +65,8 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
@@ -236,6 +236,7 @@ class SignIns:
     def routes(self) -> list[BaseRoute]:
         return [
             Route(CODES, self._new_code, methods=["POST"]),
+            Route(SESSION, self._show, methods=["GET"]),
             Route(SESSION, self._begin, methods=["POST"]),
             Route(SESSION, self._end, methods=["DELETE"]),
         ]
@@ -281,6 +282,11 @@ class SignIns:
         self._issued_codes.append((now + CODE_SECONDS * 1000, credential))
         code = self._sign(credential, _CODE, CODE_SECONDS)
         return OrjsonResponse({"code": code, "expires_in": CODE_SECONDS}, headers=_UNSTORED)
+
+    async def _show(self, request: Request) -> Response:
+        """Say who is signed in, with whatever credential."""
+        caller: Caller = request.scope[SCOPE_KEY]
+        return OrjsonResponse({"principal": caller.principal}, headers=_UNSTORED)
 
     async def _begin(self, request: Request) -> Response:
         code = request.headers.get("authorization", "").partition(" ")[2].strip()

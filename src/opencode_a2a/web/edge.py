@@ -58,7 +58,7 @@ from opencode_a2a.server.contracts import (
     RESOURCE_PATH,
     metadata_url,
 )
-from opencode_a2a.server.http import OPERATION, refused
+from opencode_a2a.server.http import OPERATION, refused, without_origin
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import DRAINED
@@ -147,12 +147,13 @@ class Entrance:
     """The application as it is served: finds the path that is meant, and passes the request on.
 
     A proxy may have stripped the prefix of the service from the path or not. The metadata for
-    tokens has a second path if the service is below one.
+    tokens has a second path if the service is below one. The bindings may have roots of their own.
     """
 
     def __init__(self, settings: Settings, apart: Mapping[str, ASGIApp]) -> None:
         """``apart`` are the applications that are reached past all layers, by their paths."""
         self._prefix = settings.a2a.path_prefix
+        self._aliases = settings.a2a.path_aliases
         self._metadata_path = urlsplit(metadata_url(settings)).path
         self._apart = apart
         self.app: ASGIApp = Response(status_code=503)
@@ -165,6 +166,10 @@ class Entrance:
             path: str = scope["path"].removeprefix(self._prefix)
             if not path or path.startswith("/"):
                 scope["path"] = path or "/"
+        if self._aliases:
+            first, _, rest = scope["path"][1:].partition("/")
+            if first in self._aliases and (first == "rest") == bool(rest):
+                scope["path"] = f"/{rest}"
         await self._apart.get(scope["path"], self.app)(scope, receive, send)
 
 
@@ -252,7 +257,7 @@ class Refusals:
             if RESPONDED in scope:
                 raise
             error = StreamEndedError(DRAINED, cause="drained")
-        response = refused(error, scope)
+        response = refused(without_origin(error), scope)
         response.headers["Cache-Control"] = "no-store"
         for name, value in error.headers:
             response.headers.append(name, value)
@@ -286,7 +291,8 @@ class Boundary:
             named.add(public)
         self._hosts: frozenset[str] | None = None
         """The accepted names, or ``*.suffix``; None accepts every name."""
-        if loopback(settings.a2a.host):
+        self._local = loopback(settings.a2a.host)
+        if self._local:
             # A page can make a domain of its own resolve to 127.0.0.1, and then call the service as
             # if it were the page's own server (DNS rebinding); the Host header gives it away.
             self._hosts = frozenset(named | _LOOPBACK_NAMES)
@@ -301,7 +307,10 @@ class Boundary:
         if len(hosts) > 1:
             raise BadHttpError("Send exactly one Host header")
         host = hosts[0] if hosts else ""
-        if self._hosts is not None:
+        # A supervisor probes a container by its address, which nobody can list. On the loopback
+        # interface it uses one of its names, and pages of other names stay out.
+        probe = not self._local and scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")
+        if self._hosts is not None and not probe:
             name = _plain_host(host)
             suffixes = [allowed[1:] for allowed in self._hosts if allowed.startswith("*.")]
             if name not in self._hosts and not any(name.endswith(suffix) for suffix in suffixes):

@@ -1,4 +1,4 @@
-"""The pages of the service about itself: ``/livez``, ``/readyz``, ``/health`` and ``/metrics``.
+"""The pages of the service about itself: probes, ``/health`` and ``/metrics``.
 
 The checks and the facts behind them come from ``app``.
 """
@@ -14,9 +14,16 @@ from starlette.routing import BaseRoute, Route
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller
-from opencode_a2a.server.contracts import HEALTH_PATH, LIVE_PATH, METRICS_PATH, READY_PATH
+from opencode_a2a.server.contracts import (
+    HEALTH_PATH,
+    LIVE_PATH,
+    METRICS_PATH,
+    PING_PATH,
+    READY_PATH,
+)
 from opencode_a2a.server.http import OrjsonResponse
 
 logger: FilteringBoundLogger = structlog.get_logger()
@@ -45,6 +52,8 @@ class Readiness:
         self._bound = bound
         self._clock = clock
         self._results: dict[str, bool] = {}
+        self._told: dict[str, str] = {}
+        """Why a check fails, as it was logged last."""
         self._until = float("-inf")
         self._asking = asyncio.Lock()
 
@@ -56,9 +65,12 @@ class Readiness:
                 async with asyncio.timeout(self._bound):
                     await check()
             except Exception as error:  # any failure means "not ready"
-                if self._results.get(name, True):
+                # What was away may come back as something else, which is worth another line.
+                if self._told.get(name) != repr(error):
+                    self._told[name] = repr(error)
                     logger.warning("not ready", check=name, error=repr(error))
                 return False
+            self._told.pop(name, None)
             return True
 
         async with self._asking:
@@ -70,8 +82,27 @@ class Readiness:
             return self._results
 
 
+class Busyness:
+    """Whether there is an open task, and since when that has been so, for ``/ping``.
+
+    A platform that stops idle containers must not take one for idle whose task waits for a person.
+    """
+
+    def __init__(self, open_tasks: Callable[[], int]) -> None:
+        self._open_tasks = open_tasks
+        self._status = ""
+        self._since = 0
+
+    def show(self) -> JsonObject:
+        status = "HealthyBusy" if self._open_tasks() else "Healthy"
+        if status != self._status:
+            self._status, self._since = status, now_ms() // 1000
+        return {"status": status, "time_of_last_update": self._since}
+
+
 def pages(
     readiness: Readiness,
+    busyness: Busyness,
     health: Callable[[Caller], Awaitable[JsonObject]],
     *,
     figures: bool = True,
@@ -93,6 +124,9 @@ def pages(
             return page({"status": "ok", "checks": checks})
         return page({"status": "unavailable", "checks": checks}, 503)
 
+    async def ping(_: Request) -> Response:
+        return page(busyness.show())
+
     async def healthy(request: Request) -> Response:
         return page({"status": "ok", **await health(request.scope[SCOPE_KEY])})
 
@@ -104,6 +138,7 @@ def pages(
     routes: list[BaseRoute] = [
         Route(LIVE_PATH, livez),
         Route(READY_PATH, readyz),
+        Route(PING_PATH, ping),
         Route(HEALTH_PATH, healthy),
     ]
     return [*routes, Route(METRICS_PATH, exposition)] if figures else routes

@@ -8,7 +8,6 @@ about where to find its key is never read.
 
 import asyncio
 import math
-import ssl
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -33,11 +32,13 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.jsonguard import as_object, decode, text_in
-from opencode_a2a.peers.network import Egress, EgressError, client, read
+from opencode_a2a.peers.http import client, read
+from opencode_a2a.peers.network import Egress, EgressError
 from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
 from opencode_a2a.server.contracts import openid_configuration
 from opencode_a2a.signing import VerificationKey, verification_keys
 from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.trust import machine_trust
 
 logger = structlog.get_logger(__name__)
 
@@ -79,7 +80,7 @@ class Issuer:
         """Why the last fetch failed; None if it succeeded."""
         self._verified = Recent[bytes, tuple[Caller, float]](MOST_VERIFIED)
         """The caller of each verified token, by its digest, and until when that is valid."""
-        self._tls = cache(ssl.create_default_context)  # takes milliseconds
+        self._tls = cache(machine_trust)  # takes milliseconds
         self.tried = asyncio.Event()
         """Set once the keys have been fetched for the first time, with or without success."""
 

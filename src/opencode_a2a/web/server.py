@@ -10,8 +10,10 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 
 import orjson
@@ -35,6 +37,11 @@ HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 ABORT_SECONDS = 60.0
 """When a connection is cut off whose body does not arrive; ``BodyGuard`` has refused it by then."""
+COLLECT_SECONDS = 1.0
+COLLECT_AT_LEAST_SECONDS = 300.0
+COLLECT_BYTES = 32 * 2**20
+"""How often the size of the process is looked at, and when all garbage is collected: after so long,
+or when the process has grown by so much since."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 
@@ -291,7 +298,8 @@ def ended_by_signals(
 
 def prepare_process() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Tune memory for a long-running service; return the factory of its event loop."""
-    # All that is loaded now stays: the garbage collector can skip it, and run less often.
+    # All that is loaded now stays: the garbage collector can skip it, and run less often. What it
+    # then finds too late, ``collect_garbage`` finds by the memory that it takes.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     # Have the C library return the memory of large buffers as soon as they are freed. By default
@@ -304,6 +312,30 @@ def prepare_process() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:  # not on every platform
         return None
     return uvloop.new_event_loop
+
+
+async def collect_garbage() -> None:
+    """Collect all garbage whenever the process has grown, and else once in a while.
+
+    The collector counts objects, not bytes: a few that refer to each other can hold any amount of
+    memory, and its own thresholds are high.
+    """
+    collected, size = time.monotonic(), _resident_bytes()
+    while True:
+        await asyncio.sleep(COLLECT_SECONDS)
+        idle = time.monotonic() - collected >= COLLECT_AT_LEAST_SECONDS
+        if idle or _resident_bytes() - size >= COLLECT_BYTES:
+            gc.collect()
+            collected, size = time.monotonic(), _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    """Return how much memory the process has now; the most that it ever had without ``/proc``."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 _GARBAGE = BadHttpError()

@@ -76,12 +76,15 @@ class ServerTls:
             state = await asyncio.to_thread(self._state)
             if asked or state not in (self._seen, self._refused):
                 try:
-                    self._current, self.expires = await asyncio.to_thread(read_pair, self._settings)
+                    pair, expires = await asyncio.to_thread(read_pair, self._settings)
+                    if expires <= datetime.now(UTC) < self.expires:
+                        raise SettingsError.of(CERT_FILE, f"expired at {expires.isoformat()}")
                 except SettingsError as error:
                     self._refused = state
                     text = "the new certificate cannot be used; the old one stays"
                     logger.error(text, cause=str(error))
                 else:
+                    self._current, self.expires = pair, expires
                     self._since = time.time()
                     self._seen, self._refused, self._warned = state, None, None
                     AUDIT.info("certificate reloaded", expires=self.expires.isoformat())

@@ -40,7 +40,7 @@ async def begin() -> Say:
             turn_number=turns,
             updates=config.updates,
             transport=config.transport,
-            accepted_output_modes=["text/plain", *config.accepted_output_modes],
+            accepted_output_modes=config.accepted_output_modes,
         )
         history = result.get("history", [])
         if history:

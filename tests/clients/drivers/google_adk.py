@@ -1,7 +1,8 @@
 """Google's Agent Development Kit: a remote agent behind its runner.
 
-Shown and answered as ``adk run`` does it: the texts of all events, thoughts apart, and the prompt
-of a call that waits for a person, to which the next text is the response.
+Shown is what ADK keeps of a run, in its session and as the result of an ``AgentTool``: the texts of
+all events that are not partial, thoughts apart. The prompt of a call that waits for a person is
+shown too; the next text is the response to it.
 
 usage: python google_adk.py URL TOKEN {legacy,new} {blocking,streaming}
 """
@@ -24,7 +25,7 @@ async def begin() -> Say:
     config = ClientConfig(
         httpx_client=http,
         streaming=delivery == "streaming",
-        supported_protocol_bindings=["JSONRPC"],
+        supported_protocol_bindings=["JSONRPC", "HTTP+JSON"],  # as ADK's own factory has it
     )
     agent = RemoteA2aAgent(
         name="opencode",
@@ -42,12 +43,14 @@ async def begin() -> Say:
             call = waiting.pop()
             response = types.FunctionResponse(id=call.id, name=call.name, response={"result": text})
             parts = [types.Part(function_response=response)]
-        shown: dict[str, str] = {}
+        shown: list[str] = []
         async for event in runner.run_async(
             user_id="person",
             session_id=session.id,
             new_message=types.Content(role="user", parts=parts),
         ):
+            if event.partial:
+                continue
             texts = [event.error_message or ""]
             for part in event.content.parts or [] if event.content else []:
                 if part.text and not part.thought:
@@ -55,9 +58,8 @@ async def begin() -> Say:
                 elif call := part.function_call:
                     waiting.append(call)
                     texts += [str(value) for value in (call.args or {}).values()]
-            # The pieces of one artifact are events of one id.
-            shown[event.id] = shown.get(event.id, "") + "".join(texts)
-        return "\n".join(text for text in shown.values() if text)
+            shown.append("".join(texts))
+        return "\n".join(filter(None, shown))
 
     return say
 

@@ -1,6 +1,6 @@
 // The JavaScript SDK's own client, driven by lines of JSON on stdin.
 //
-// usage: node client.mjs LINE BINDING URL TOKEN
+// usage: node client.mjs LINE BINDING URL TOKEN, where BINDING may be ANY: the card decides
 // in:    {"id": 1, "call": "send", ...}
 // out:   {"id": 1, "event": ...} for everything that is told, {"id": 1, "done": true} or
 //        {"id": 1, "error": {...}} in the end
@@ -19,12 +19,11 @@ async function connect(sdk) {
   const { ClientFactory, DefaultAgentCardResolver, JsonRpcTransportFactory, RestTransportFactory } =
     sdk;
   const options = { fetchImpl: authenticated };
-  const transport =
-    binding === "JSONRPC"
-      ? new JsonRpcTransportFactory(options)
-      : new RestTransportFactory(options);
+  const known = { "HTTP+JSON": RestTransportFactory, JSONRPC: JsonRpcTransportFactory };
+  const chosen = binding === "ANY" ? Object.values(known) : [known[binding]];
+  const transports = chosen.map((Factory) => new Factory(options));
   const cardResolver = new DefaultAgentCardResolver(options);
-  return new ClientFactory({ transports: [transport], cardResolver }).createFromUrl(url);
+  return new ClientFactory({ transports, cardResolver }).createFromUrl(url);
 }
 
 // Both lines as the same calls; what comes back is the JSON of the line.

@@ -1,6 +1,7 @@
 // The public API: A2A 1.0 over HTTP+JSON, and the methods beyond it over JSON-RPC.
 const ROOT = new URL("../", import.meta.url).href;
 const KEY = "opencode-a2a.authorization";
+const SHARED = "opencode-a2a.shared";
 
 export class ApiError extends Error {
   constructor(status, message, reason) {
@@ -14,9 +15,47 @@ export const session = {
     return sessionStorage.getItem(KEY) !== null;
   },
   keep: (authorization) => sessionStorage.setItem(KEY, authorization),
-  forget: () => sessionStorage.removeItem(KEY),
+  forget: () => (sessionStorage.removeItem(KEY), (session.shared = false), (session.principal = undefined)),
   refused: () => {},
+  // Who is signed in, as the service names them.
+  principal: undefined,
+  // Whether new tabs get the session from this one.
+  get shared() {
+    return sessionStorage.getItem(SHARED) !== null;
+  },
+  set shared(wanted) {
+    if (wanted) sessionStorage.setItem(SHARED, "yes");
+    else sessionStorage.removeItem(SHARED);
+  },
 };
+
+// Tabs talk to each other without anything being stored beyond them. What is handed over is a session
+// of the console, which ends after 12 hours and with a sign-out, never a token.
+const tabs = new BroadcastChannel("opencode-a2a");
+
+export function askTabs(given) {
+  tabs.onmessage = async ({ data }) => {
+    if (data.given && !session.known) {
+      session.keep(data.given);
+      session.shared = true;
+      given();
+    } else if (data.asked && session.known && session.shared) {
+      const held = sessionStorage.getItem(KEY);
+      const own = held.startsWith("Bearer console.") ? held : await exchanged().catch(() => undefined);
+      if (own) tabs.postMessage({ given: own });
+    }
+  };
+  if (!session.known) tabs.postMessage({ asked: true });
+}
+
+// A session of the console for the token that this tab has.
+async function exchanged() {
+  const { code } = await post("console/codes");
+  const { token } = await post("console/session", undefined, { authorization: `Bearer ${code}` });
+  return `Bearer ${token}`;
+}
+
+export const who = async (more) => (await get("console/session", more)).principal;
 
 export async function send(method, path, { body, headers, signal, authorization } = {}) {
   const credential = authorization ?? sessionStorage.getItem(KEY);
@@ -55,12 +94,22 @@ export async function call(method, params = {}) {
   return answer.result;
 }
 
-export const cancel = (id) => post(`tasks/${id}:cancel`);
+export const cancel = (id) => post(`tasks/${encodeURIComponent(id)}:cancel`);
 
-export function say(text, { taskId, contextId, metadata } = {}) {
+export function say(text, { files = [], taskId, contextId, metadata } = {}) {
   const message = { messageId: crypto.randomUUID?.() ?? String(Math.random()), role: "ROLE_USER" };
-  Object.assign(message, { parts: [{ text }] }, taskId && { taskId }, contextId && { contextId });
+  Object.assign(message, { parts: [...(text ? [{ text }] : []), ...files] }, taskId && { taskId }, contextId && { contextId });
   return post("message:send", { message, metadata, configuration: { returnImmediately: true } });
+}
+
+// All tasks in a state: those that wait may be older than everything that a page holds.
+export async function inState(state) {
+  const found = [];
+  for (let token = ""; ; ) {
+    const page = await get(`tasks?status=TASK_STATE_${state}&pageSize=100&historyLength=0&pageToken=${encodeURIComponent(token)}`);
+    found.push(...page.tasks);
+    if (!(token = page.nextPageToken)) return found;
+  }
 }
 
 const pause = (ms, signal) =>
@@ -75,7 +124,7 @@ export async function follow(id, signal, hear, connected) {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
       const headers = { "Last-Event-ID": last, Accept: "text/event-stream" };
-      const response = await send("GET", `tasks/${id}:subscribe`, { headers, signal });
+      const response = await send("GET", `tasks/${encodeURIComponent(id)}:subscribe`, { headers, signal });
       connected(true);
       for await (const event of events(response.body)) {
         wait = 500;

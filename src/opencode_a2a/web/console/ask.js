@@ -1,13 +1,14 @@
-// What waits for a person: the card of a permission, of questions or of a plan.
-import { call } from "./api.js";
-import { long, newFile, patchView } from "./diff.js";
-import { button, clock, fill, h, when } from "./dom.js";
+// What waits for a person: the card of a permission, of questions, of a plan or of a sign-in.
+import { call, say, session } from "./api.js";
+import { button, clock, h, when } from "./dom.js";
 import { inline } from "./markdown.js";
+import { marked, visible } from "./odd.js";
+import { subject } from "./subject.js";
 
 const WANTS = {
   bash: "run a command", edit: "change a file", write: "write a file", read: "read a file",
   external_directory: "use files outside of its directory", webfetch: "fetch a web page",
-  task: "start a sub-agent", doom_loop: "repeat the same call once more",
+  task: "start a sub-agent", doom_loop: "repeat the same call once more", shell: "run a command",
 };
 const LABELS = { once: "Allow once", task: "Allow for this task", context: "Allow for this conversation", always: "Always allow" };
 const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", approved: "Approved", expired: "Nobody answered", void: "No longer needed" };
@@ -15,17 +16,19 @@ const INERT_MS = 300;
 let number = 0;
 
 export function askCard(asked, more) {
-  const title = `ask-${++number}`;
+  const title = `ask-${++number}`, about = `about-${number}`;
   const { details } = asked;
   const type = asked.type ?? asked.interrupt_type;
   const permission = type === "permission", plan = type === "plan";
   const error = h("p", { class: "bad", role: "alert" });
   const questions = details.questions ?? [];
-  const wants = WANTS[details.permission] ?? `use ${details.permission}`;
+  const wants = Object.hasOwn(WANTS, details.permission ?? "") ? WANTS[details.permission] : `use ${visible(details.permission ?? "something")}`;
   const heading = plan ? "Carry out this plan?" : permission ? `May OpenCode ${wants}?` : questions.length > 1 ? `OpenCode asks ${questions.length} questions` : "OpenCode asks";
-  const card = h("section", { class: "ask", "aria-labelledby": title, tabindex: "-1", "data-request": asked.request_id },
-    h("header", {}, h("h3", { id: title }, heading), asked.expires_at && when(asked.expires_at, "left")),
-    permission ? preview(details) : null);
+  const head = h("h3", { id: title }, heading);
+  const named = [asked.number && `Request ${asked.number}`, more?.task].filter(Boolean);
+  const card = h("section", { class: "ask", "aria-labelledby": named.length ? `${title} ${about}` : title, tabindex: "-1", "data-request": asked.request_id },
+    h("header", {}, head, asked.expires_at && when(asked.expires_at, "left")),
+    named.length ? h("p", { class: more?.task ? "note" : "sr", id: about }, named[0], named.length > 1 && " of ", named[1]) : null);
   const reply = (method, params) => answer(() => call(`a2a.interrupt.${method}`, { request_id: asked.request_id, ...params }));
   const answer = async (send) => {
     const buttons = [...card.querySelectorAll("button")];
@@ -42,10 +45,11 @@ export function askCard(asked, more) {
     }
   };
   const notes = [
-    details.origin && `Asked by the sub-agent “${details.origin.title}”.`,
+    details.origin && `Asked by the sub-agent “${visible(details.origin.title)}”.`,
     asked.expires_at && `If nobody answers by ${clock(asked.expires_at)}, ${asked.default}.`,
   ];
-  const form = plan ? h("div", { class: "buttons" }, button("Go", () => answer(() => more.say("go")), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Or say below what to change.")) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
+  const form = plan ? planForm(() => answer(() => say("go", { taskId: more.taskId })), more.elsewhere) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
+  if (permission || plan) readFirst(card, head, plan ? h("div", { class: "subject" }, more.plan) : subject(details), form.firstChild);
   card.append(form,
     h("p", { class: "note" }, notes.filter(Boolean).join(" ")), error);
   // A click that was meant for what stood here before must not approve anything.
@@ -54,21 +58,82 @@ export function askCard(asked, more) {
   return card;
 }
 
-function preview({ permission, patterns, metadata = {}, tool }) {
-  const { input = {} } = tool ?? {};
-  if (metadata.diff) return patchView(metadata.diff, input.filePath ?? metadata.filepath);
-  if (input.content && input.filePath) return newFile(input.filePath, input.content);
-  const text = input.command ?? metadata.command ?? metadata.url ?? input.url;
-  if (text) return [metadata.description ?? input.description ? h("p", {}, metadata.description ?? input.description) : null, long(text.split("\n"))].flat();
-  const shown = (patterns ?? []).filter((one) => one !== "*").join("\n");
-  return long((shown || JSON.stringify(tool?.input ?? permission, null, 2)).split("\n"));
+const planForm = (go, elsewhere) => h("div", { class: "answers" },
+  h("fieldset", { class: "allowing", "aria-label": "Carry it out" }, h("div", { class: "buttons" }, button("Go", go, "primary", { "data-key": "a" }))),
+  h("p", { class: "note" }, elsewhere ? "To change the plan, open its task." : "Or say below what to change."));
+
+// A provider that refuses the key: somebody has to sign in to it in OpenCode.
+export function signInCard(task, link, answered) {
+  const title = `ask-${++number}`;
+  const error = h("p", { class: "bad", role: "alert" });
+  const again = button("Try again", async () => {
+    again.disabled = true;
+    error.textContent = "";
+    try {
+      await say("Try again", { taskId: task.id });
+      answered?.();
+    } catch (raised) {
+      error.textContent = raised.message;
+      again.disabled = false;
+    }
+  }, "primary", { "data-key": "a" });
+  const said = (task.status.message?.parts ?? []).map((part) => part.text ?? "").join("\n");
+  return h("section", { class: "ask", "aria-labelledby": title, tabindex: "-1" }, h("header", {}, h("h3", { id: title }, "The model provider refused the key"), when(task.status.timestamp)),
+    link && h("p", { class: "note" }, link), h("p", { class: "said" }, visible(said)), h("div", { class: "buttons" }, again), error);
 }
 
-function permissionForm({ replies = ["once", "reject"], scopes = [], always }, reply) {
-  const yes = replies.filter((one) => one !== "reject").map((one) =>
-    button(LABELS[one] ?? `Allow: ${one}`, () => reply("permission.reply", { reply: one }), one === "once" ? "primary" : "",
-      { "data-key": one === "once" ? "a" : null, title: one === "always" ? `Always: ${(always ?? []).join(", ")}` : null }));
-  yes.splice(1, 0, ...scopes.map((scope) => button(LABELS[scope] ?? scope, () => reply("permission.reply", { reply: "once", scope }), "", { title: `Also: ${(always ?? []).join(", ")}` })));
+// Nothing can be allowed before its beginning, and then its end, were on the screen. The end alone
+// proves nothing: the page may have followed the conversation to it.
+function readFirst(card, first, body, allowing) {
+  const last = h("div", { class: "end", tabindex: "-1" }, h("span", { class: "sr" }, "The end of what is asked for."));
+  const unseen = [first, last];
+  const note = h("p", { class: "note unread", hidden: true }, "You can go on when you have seen all of it. ", button("Show the rest", () => {
+    const [place] = unseen;
+    place.scrollIntoView({ block: "center" });
+    (place === last ? last : card).focus({ preventScroll: true });
+  }, "small"));
+  card.append(note, body, last);
+  allowing.disabled = true;
+  const watch = new IntersectionObserver((entries) => {
+    if (entries.some((one) => one.isIntersecting)) {
+      watch.unobserve(unseen.shift());
+      if (unseen.length) return watch.observe(unseen[0]);
+    }
+    note.hidden = !unseen.length;
+    allowing.disabled = unseen.length > 0;
+  });
+  watch.observe(first);
+}
+
+// Programs that run or fetch whatever they are told, or remove it: a pattern for them is for everything.
+const WIDE = new RegExp("^(?:\\S*/)?(?:(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|pwsh|powershell|cmd|env|xargs|sudo|doas|su|find|fd|eval|exec|source|\\.|command|builtin|nohup|time|timeout|nice|setsid|watch|parallel|" +
+  "python[\\d.]*|pypy\\d*|node|nodejs|deno|bun|ruby|perl|php|lua|tclsh|osascript|awk|gawk|mawk|sed|vi|vim|ed|emacs|make|npx|bunx|uvx|pipx|npm|pnpm|yarn|pip\\d*|uv|go|cargo|git|" +
+  "curl|wget|ssh|scp|sftp|rsync|nc|ncat|socat|telnet|ftp|docker|podman|kubectl|rm|dd|chmod|chown|mkfs\\S*)(?: (?:-\\S*|run|exec))* \\*$");
+const wide = (pattern) => /^[./~]*\**$/.test(pattern) || WIDE.test(pattern);
+
+function permissionForm({ permission, replies = ["once", "reject"], scopes = [], always = [] }, reply) {
+  const granted = `grants-${number}`;
+  const broad = always.filter(wide);
+  const everything = always.includes("*"), commands = permission === "bash" || permission === "shell";
+  const what = everything ? `every use of ${visible(permission)}, whatever it is for` : null;
+  const sure = h("div", { class: "sure", hidden: true, role: "group", "aria-label": "Are you sure?" });
+  const wider = [...scopes.map((scope) => [scope, { reply: "once", scope }]), ...(replies.includes("always") ? [["always", { reply: "always" }]] : [])].map(([name, params]) => {
+    const label = LABELS[name] ?? `Allow: ${name}`;
+    return button(label, (event) => {
+      if (!broad.length) return reply("permission.reply", params);
+      const { target } = event;
+      const back = button("Back", () => ((sure.hidden = true), target.focus()));
+      sure.replaceChildren(h("p", {}, h("b", {}, "This is broad. "), "It allows, without asking again, ", what ?? [commands ? "any command that begins with " : "everything that fits ", broad.map((one, i) => [i ? ", " : "", h("code", {}, marked(commands ? one.replace(/ \*$/, "") : one))])], ". Is that what you want?"),
+        h("div", { class: "buttons" }, back, button(`Yes, ${label.toLowerCase()}`, () => reply("permission.reply", params), "danger")));
+      sure.hidden = false;
+      back.focus();
+    }, "", { "aria-describedby": granted });
+  });
+  const scope = scopes.length || replies.includes("always");
+  const allowing = h("fieldset", { class: "allowing", "aria-label": "Allow" },
+    h("div", { class: "buttons" }, button("Allow once", () => reply("permission.reply", { reply: "once" }), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Only this request.")),
+    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking: ", what ?? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "])),
+      h("div", { class: "buttons" }, wider), replies.includes("always") ? h("p", { class: "note" }, "“Always allow” holds for everybody who uses this service.") : null, sure) : null);
   const reason = h("input", { "aria-label": "Why not, for the agent (optional)", placeholder: "Why not? The agent reads this (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
     event.preventDefault();
@@ -79,7 +144,7 @@ function permissionForm({ replies = ["once", "reject"], scopes = [], always }, r
     deny.setAttribute("aria-expanded", !form.hidden);
     if (!form.hidden) reason.focus();
   }, "", { "data-key": "d", "aria-expanded": "false" });
-  return h("div", {}, h("div", { class: "buttons" }, yes, deny), form);
+  return h("div", { class: "answers" }, allowing, h("div", { class: "buttons" }, deny), form);
 }
 
 function questionForm(questions, reply) {
@@ -88,9 +153,9 @@ function questionForm(questions, reply) {
     const kind = question.multiple ? "checkbox" : "radio";
     const options = (question.options ?? []).map((option) => h("label", { class: "option" },
       h("input", { type: kind, name: `${name}-${i}`, value: option.label }),
-      h("span", {}, h("b", {}, option.label), option.description && h("small", {}, option.description))));
+      h("span", {}, h("b", {}, marked(option.label)), option.description && h("small", {}, marked(option.description)))));
     const own = question.custom !== false && h("input", { class: "own", "aria-label": "Your own answer", placeholder: options.length ? "Or say it in your own words" : "Your answer" });
-    return h("fieldset", {}, h("legend", {}, inline(question.question || question.header)), options, own);
+    return h("fieldset", {}, h("legend", {}, inline(visible(question.question || question.header))), options, own);
   });
   return h("form", { onsubmit: (event) => {
     event.preventDefault();
@@ -107,12 +172,11 @@ function questionForm(questions, reply) {
 
 // How it was settled, in place of the card.
 export function settled(card, { resolution, by, reason }, time) {
-  const text = `${SETTLED[resolution] ?? resolution}${by ? ` by ${by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
+  const text = `${SETTLED[resolution] ?? resolution}${by ? ` by ${by === session.principal ? "you" : by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
   const line = h("p", { class: `note settled ${resolution === "rejected" ? "bad" : ""}` }, text);
   if (!card) return line;
   // What was allowed stays readable.
   const about = card.querySelector("h3").textContent;
-  const body = [...card.querySelectorAll(":scope > pre, :scope > .diff")];
-  card.replaceWith(h("details", { class: "asked" }, h("summary", {}, h("span", { class: "name" }, about), line), body));
+  card.replaceWith(h("details", { class: "asked" }, h("summary", {}, h("span", { class: "name" }, about), line), card.querySelector(".subject")));
   return line;
 }

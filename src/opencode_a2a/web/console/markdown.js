@@ -1,114 +1,86 @@
-// Markdown to nodes: what models write, without raw HTML and without images, which would tell
-// other servers that somebody reads.
-import { h } from "./dom.js";
+// Markdown to nodes: what the lexer of `marked` finds, without raw HTML and without images, which
+// would tell other servers that somebody reads.
+import { copyButton, h } from "./dom.js";
+import { Lexer, lexer } from "./marked.js";
 
-const FENCE = /^ {0,3}(```+|~~~+)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
-const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
-const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])\s+/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
-const INLINE =
-  /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*|__(?=\S)(.+?)__|~~(?=\S)(.+?)~~|\*(?=[^\s*])(.+?)\*|\b_(?=[^\s_])(.+?)_\b|!?\[([^\][]*)\]\(([^\s()]+)\)|(https?:\/\/[^\s<>()[\]]*[^\s<>()[\].,;:!?'"])|\\([\\`*_{}[\]()#+.!|~>-])/s;
-const LONGEST = 20000;
+const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—", ndash: "–", laquo: "«", raquo: "»", times: "×", rarr: "→", larr: "←" };
+const LONGEST = 100000;
 
 // Return the blocks of a text from a place on: the node of each, and where it starts.
 export function blocks(text, from = 0) {
-  const lines = text.slice(from).split("\n");
   const found = [];
   let at = from;
-  for (let i = 0; i < lines.length; ) {
-    const first = i;
-    let node;
-    [node, i] = block(lines, i);
+  for (const token of lexed(text.slice(from))) {
+    const node = block(token);
     if (node) found.push({ node, at });
-    for (let j = first; j < i; j++) at += lines[j].length + 1;
+    at += token.raw.length;
   }
   return found;
 }
 
-export const markdown = (text) => blocks(text).map((block) => block.node);
+export const markdown = (text) => blocks(text.replace(/\r\n?/g, "\n")).map((one) => one.node);
+export const inline = (text) => (text.length > LONGEST ? text : Lexer.lexInline(text).map(piece));
 
-function block(lines, i) {
-  const line = lines[i];
-  let found;
-  if (!line.trim()) return [null, i + 1];
-  if ((found = FENCE.exec(line))) {
-    const mark = found[1];
-    const end = lines.findIndex((l, j) => j > i && l.trim().startsWith(mark) && !l.trim().slice(mark.length));
-    const code = lines.slice(i + 1, end < 0 ? undefined : end).join("\n");
-    return [h("pre", { tabindex: "0" }, h("code", {}, code)), end < 0 ? lines.length : end + 1];
+// A text that is too long for one block, or nested too deeply, is shown as it is.
+function lexed(text) {
+  try {
+    return lexer(text);
+  } catch {
+    return [{ type: "html", raw: text }];
   }
-  if ((found = HEADING.exec(line))) {
-    // The page has an h1 and the task an h2.
-    const level = Math.min(6, found[1].length + 2);
-    return [h(`h${level}`, {}, inline(found[2])), i + 1];
-  }
-  if (RULE.test(line)) return [h("hr"), i + 1];
-  if (QUOTE.test(line)) {
-    const inner = [];
-    for (; i < lines.length && QUOTE.test(lines[i]); i++) inner.push(lines[i].replace(QUOTE, ""));
-    return [h("blockquote", {}, markdown(inner.join("\n"))), i];
-  }
-  if (ITEM.test(line)) return list(lines, i);
-  if (line.includes("|") && DIVIDER.test(lines[i + 1] ?? "") && lines[i + 1].includes("-")) return table(lines, i);
-  const words = [];
-  for (; i < lines.length && lines[i].trim(); i++) {
-    if (words.length && [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(lines[i]))) break;
-    words.push(lines[i].trim());
-  }
-  return [h("p", {}, inline(words.join("\n"))), i];
 }
 
-function list(lines, i) {
-  const ordered = /\d/.test(ITEM.exec(lines[i])[2]);
-  const start = parseInt(lines[i], 10);
-  const items = [];
-  while (i < lines.length) {
-    const mark = ITEM.exec(lines[i]);
-    if (!mark || /\d/.test(mark[2]) !== ordered) break;
-    const inner = [lines[i].slice(mark[0].length)];
-    for (i++; i < lines.length; i++) {
-      const line = lines[i];
-      const deeper = /^( {2,}|\t)/.test(line);
-      if (!line.trim() ? !/^( {2,}|\t)/.test(lines[i + 1] ?? "") : !deeper) break;
-      inner.push(line.replace(new RegExp(`^(\t| {1,${mark[0].length}})`), ""));
-    }
-    const made = markdown(inner.join("\n"));
-    items.push(h("li", {}, made[0]?.tagName === "P" ? [[...made[0].childNodes], made.slice(1)] : made));
-    while (i < lines.length - 1 && !lines[i].trim() && ITEM.test(lines[i + 1])) i++;
-  }
-  return [h(ordered ? "ol" : "ul", ordered && start !== 1 ? { start } : {}, items), i];
+function block(token) {
+  const { type, raw } = token;
+  if (type === "space" || type === "def") return null;
+  if (type === "hr") return h("hr");
+  if (type === "code") return codeView(token);
+  if (raw.length > LONGEST && type !== "list") return h("p", { class: "raw" }, raw);
+  if (type === "heading") return h(`h${Math.min(6, token.depth + 2)}`, {}, pieces(token)); // the page has an h1 and the task an h2
+  if (type === "paragraph") return h("p", {}, pieces(token));
+  if (type === "blockquote") return h("blockquote", {}, token.tokens.map(block));
+  if (type === "list") return h(token.ordered ? "ol" : "ul", token.ordered && token.start !== 1 ? { start: token.start } : {}, token.items.map((item) => h("li", {}, item.tokens.map(inItem))));
+  if (type === "table") return tableView(token);
+  return h("p", { class: "raw" }, raw.trimEnd());
 }
 
-function table(lines, i) {
-  const cells = (line) =>
-    line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
-  const head = cells(lines[i]);
-  const rows = [];
-  for (i += 2; i < lines.length && lines[i].includes("|"); i++) rows.push(cells(lines[i]));
-  return [h("div", { class: "scroll", tabindex: "0" }, h("table", {},
-    h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col" }, cell)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell))))))), i];
+// The text of a tight list stands in its item without a paragraph.
+const inItem = (token) => token.type === "text" || token.type === "checkbox" ? piece(token) : block(token);
+
+function codeView({ text, lang }) {
+  return h("div", { class: "code" }, h("div", { class: "head" }, h("span", { class: "muted" }, lang ?? ""), copyButton(text)), h("pre", { tabindex: "0" }, h("code", {}, text)));
 }
 
-export function inline(text) {
-  const out = [];
-  for (let found; text.length < LONGEST && (found = INLINE.exec(text)); text = text.slice(found.index + found[0].length)) {
-    if (found.index) out.push(text.slice(0, found.index));
-    const [whole, , code, bold, bold2, gone, em, em2, label, href, url, escaped] = found;
-    if (code) out.push(h("code", {}, code));
-    else if (bold ?? bold2) out.push(h("strong", {}, inline(bold ?? bold2)));
-    else if (gone) out.push(h("del", {}, inline(gone)));
-    else if (em ?? em2) out.push(h("em", {}, inline(em ?? em2)));
-    else if (href ?? url) out.push(link(href ?? url, label ?? url));
-    else out.push(escaped ?? whole);
-  }
-  out.push(text);
-  return out;
+function tableView({ header, rows }) {
+  const cells = (tag, row, props) => h("tr", {}, row.map((cell) => h(tag, props, pieces(cell))));
+  return h("div", { class: "scroll", tabindex: "0" }, h("table", {}, h("thead", {}, cells("th", header, { scope: "col" })), h("tbody", {}, rows.map((row) => cells("td", row, {})))));
 }
+
+const pieces = ({ tokens = [] }) => tokens.map(piece);
+
+function piece(token) {
+  switch (token.type) {
+    case "strong": return h("strong", {}, pieces(token));
+    case "em": return h("em", {}, pieces(token));
+    case "del": return h("del", {}, pieces(token));
+    case "codespan": return h("code", {}, token.text);
+    case "br": return h("br");
+    case "link": return link(token.href, pieces(token));
+    case "image": return link(token.href, [token.text]);
+    case "checkbox": return token.checked ? "☑ " : "☐ ";
+    case "text": return token.tokens ? pieces(token) : decoded(token.text);
+    case "escape": return token.text;
+    default: return token.raw;
+  }
+}
+
+const decoded = (text) => text.replace(/&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(\w{2,8}));/g, (whole, decimal, hex, name) => {
+  if (name) return Object.hasOwn(NAMED, name) ? NAMED[name] : whole;
+  const point = decimal ? Number(decimal) : parseInt(hex, 16);
+  return point && point < 0x110000 ? String.fromCodePoint(point) : "\ufffd";
+});
 
 function link(href, label) {
-  if (!/^(https?:\/\/|mailto:)/i.test(href)) return `${label} (${href})`;
-  return h("a", { href, target: "_blank", rel: "noopener noreferrer" }, label || href);
+  if (!/^(https?:\/\/|mailto:)/i.test(href)) return [label, ` (${href})`];
+  return h("a", { href, target: "_blank", rel: "noopener noreferrer" }, label.length ? label : href);
 }

@@ -1,9 +1,12 @@
-// One task: everything that happened, in order, and what can be done about it.
-import { askCard, settled } from "./ask.js";
-import { cancel, follow, get, say } from "./api.js";
-import { long, newFile, patchView } from "./diff.js";
-import { add, button, copyButton, count, duration, fill, h, money, perFrame, when } from "./dom.js";
+// One task, which is a turn of a conversation: everything that happened, in order.
+import { askCard, settled, signInCard } from "./ask.js";
+import { call, follow, get } from "./api.js";
+import { isPicture, picture, said } from "./compose.js";
+import { fileView, long, newFile, patchView } from "./diff.js";
+import { add, button, copyButton, fill, h, perFrame, when } from "./dom.js";
 import { blocks } from "./markdown.js";
+import { marked } from "./odd.js";
+import { gist } from "./subject.js";
 
 export const stateOf = (task) => task.status.state.replace("TASK_STATE_", "").toLowerCase().replace("_", " ");
 export const ended = (state) => ["completed", "failed", "canceled", "rejected"].includes(state);
@@ -11,10 +14,11 @@ export const waits = (state) => state.endsWith("required");
 export const titleOf = (task) => task.metadata?.opencode?.title ?? task.metadata?.shared?.session?.title ?? "Task";
 export const badge = (state) => h("span", { class: `state ${state.split(" ")[0]}` }, state);
 
-const textOf = (message) => (message.parts ?? []).map((part) => part.text ?? `[${part.filename ?? part.mediaType ?? "data"}]`).join("\n");
-const person = (message) => h("div", { class: "person" }, h("span", { class: "sr" }, "You: "), textOf(message));
+const textOf = (message) => (message.parts ?? []).map((part) => part.text ?? "").join("\n");
+const person = (parts) => h("div", { class: "person" }, h("span", { class: "sr" }, "You: "), said(parts));
+const FATES = { accepted: { queue: "Waits for the end of this turn" }, refused: "Not delivered", dropped: "Not delivered: the turn had ended" };
 
-// Running text: only its last block is drawn again.
+// Running text: only its last block is drawn again, and less often if that takes long.
 class Prose {
   constructor(kind) {
     this.text = "";
@@ -24,15 +28,19 @@ class Prose {
     this.draw = perFrame(() => this.drawNow());
   }
   grow(text) {
-    this.text += text;
-    this.draw();
+    this.text += text.replace(/\r\n?/g, "\n");
+    if (!this.rest) this.draw();
+    else this.timer ??= setTimeout(() => ((this.timer = undefined), this.draw()), this.rest);
   }
   drawNow() {
+    const began = performance.now();
     const last = this.drawn.pop();
     last?.node.remove();
     const made = blocks(this.text, last?.at ?? 0);
     add(this.body, made.map((block) => block.node));
     this.drawn.push(...made);
+    const took = performance.now() - began;
+    this.rest = took > 20 ? took * 4 : 0;
   }
 }
 
@@ -50,12 +58,12 @@ export class Tool {
   }
   set(data) {
     const input = data.input ?? {};
-    const about = input.command ?? input.filePath ?? input.url ?? input.pattern ?? input.description ?? data.title ?? "";
+    const about = gist(data.tool, input) ?? data.title ?? "";
     const took = (Date.now() - this.began) / 1000;
     if (this.node.className !== `tool ${data.status}` && EDITS.includes(data.tool) && data.status === "completed") this.node.open = true;
     this.node.className = `tool ${data.status}`;
     fill(this.summary, h("span", { class: "sign", role: "img", "aria-label": data.status }, SIGNS[data.status]), h("span", { class: "name" }, data.tool),
-      h("span", { class: "about" }, about.split("\n")[0]),
+      h("span", { class: "about" }, marked(about)),
       data.status === "running" ? when(new Date(this.began).toISOString(), "took") : took >= 1 && h("span", { class: "muted" }, `${took.toFixed(0)} s`));
     this.data = data;
     this.draw();
@@ -65,9 +73,9 @@ export class Tool {
     this.shown = this.data;
     const { tool, input = {}, output, error, metadata = {} } = this.data;
     const diff = metadata.diff ?? metadata.filediff?.patch;
-    const shown = EDITS.includes(tool) && diff ? patchView(diff, input.filePath)
-      : tool === "write" && input.content ? newFile(input.filePath, input.content)
-      : [input.command ? long(`$ ${input.command}`.split("\n")) : Object.keys(input).length ? long(JSON.stringify(input, null, 2).split("\n")) : null,
+    const shown = EDITS.includes(tool) && diff ? patchView(diff)
+      : tool === "write" && typeof input.content === "string" && typeof input.filePath === "string" ? newFile(input.filePath, input.content)
+      : [tool === "bash" && typeof input.command === "string" ? long(`$ ${input.command}`.split("\n")) : Object.keys(input).length ? long(JSON.stringify(input, null, 2).split("\n")) : null,
         output && long(output.split("\n"))];
     fill(this.body, shown, error && h("p", { class: "bad" }, error));
   }
@@ -76,87 +84,50 @@ export class Tool {
 const plan = (todos) => h("ul", { class: "plan" }, todos.map((todo) => h("li", { class: todo.status },
   h("span", { class: "sr" }, `${todo.status.replace("_", " ")}: `), todo.content)));
 
-export function taskView(id, { signal, announce, changed, go, failed }) {
-  const title = h("h2", {}, "…");
-  const facts = h("div", { class: "facts" });
+// `shown` is called with a card that waits, `answered` when a person has answered one, `updated` when the status changed.
+export function turnView(first, { signal, announce, changed, failed, connected, shown, answered, updated }) {
+  const { id } = first;
   const log = h("div", { class: "log" });
   const note = h("p", { class: "progress", hidden: true });
   const tail = h("div", { class: "tail" });
-  const offline = h("p", { class: "banner", hidden: true }, "The connection is lost. Trying again…");
-  const input = h("textarea", { rows: "1", "aria-label": "Continue this conversation", placeholder: "Continue this conversation" });
-  const submit = h("button", { class: "primary" }, "Send");
-  const refusal = h("p", { class: "bad", role: "alert" });
-  const stop = button("Cancel", async () => {
-    stop.disabled = true;
-    await cancel(id).catch((error) => (refusal.textContent = error.message));
-    stop.disabled = false;
-  }, "danger");
-  const composer = h("form", { class: "composer", onsubmit: async (event) => {
-    event.preventDefault();
-    const text = input.value.trim();
-    if (!text) return input.focus();
-    submit.disabled = true;
-    refusal.textContent = "";
-    try {
-      const retry = state === "auth required" || planned();
-      const { task: sent } = await say(text, retry ? { taskId: id } : { contextId: task.contextId });
-      input.value = "";
-      changed(sent);
-      if (sent.id !== id) go(`#/task/${sent.id}`);
-    } catch (error) {
-      refusal.textContent = error.message;
-    }
-    submit.disabled = input.disabled;
-  }, onkeydown: (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), composer.requestSubmit());
-  } }, input, submit, refusal);
-  const root = h("article", { class: "task" }, h("header", { class: "bar" }, title, facts), offline,
-    h("div", { class: "scroller" }, log, note, tail), composer);
+  const root = h("section", { class: "turn unread" }, log, note, tail);
 
-  let task, state = "submitted", open, lost, planNode;
-  let tools, cards, prose;
+  let task = first, state = stateOf(first), open, planNode, started = false, unsigned;
+  let tools, cards, prose, messages;
   const reset = () => {
-    [tools, cards, prose, open, planNode] = [new Map(), new Map(), [], undefined, undefined];
+    [tools, cards, prose, messages, open, planNode, unsigned] = [new Map(), new Map(), [], new Map(), undefined, undefined, undefined];
     log.replaceChildren();
   };
   reset();
 
-  const put = (node) => {
-    const near = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 160;
-    log.append(node);
-    if (near) requestAnimationFrame(() => (scroller.scrollTop = scroller.scrollHeight));
+  const put = (node) => log.append(node);
+  const ask = (asked) => {
+    open = undefined;
+    // A plan is read and approved in its card.
+    const plan = asked.type === "plan" ? prose.findLast((one) => one.kind === "plan") : undefined;
+    prose = prose.filter((one) => one !== plan);
+    const card = askCard(asked, { answered, taskId: id, plan: plan?.text.node });
+    cards.set(asked.request_id, card);
+    put(card);
+    shown(card);
   };
-  const scroller = root.querySelector(".scroller");
-  new ResizeObserver(() => {
-    if (!ended(state) && scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 240) scroller.scrollTop = scroller.scrollHeight;
-  }).observe(log);
 
-  // A plan waits: what is said changes it.
-  const planned = () => state === "input required" && task.metadata?.shared?.interrupt?.type === "plan";
-  const answers = { say: (text) => say(text, { taskId: id }) };
-
-  function head() {
+  function foot() {
     const { shared = {}, opencode = {} } = task.metadata ?? {};
-    const { usage } = shared;
-    const cost = (usage?.cost ?? 0) + (usage?.children?.cost ?? 0);
-    title.textContent = titleOf(task);
-    const since = opencode.created_at;
-    fill(facts, badge(state), since && (ended(state) ? h("span", {}, duration(since, task.status.timestamp)) : when(since, "took")),
-      usage && h("span", {}, `${count(usage.input_tokens)} in · ${count(usage.output_tokens)} out · ${money(cost)}`),
-      opencode.model && h("span", { class: "wide" }, opencode.model), opencode.principal && h("span", {}, opencode.principal), !ended(state) && stop);
-    const busy = (state === "input required" && !planned()) || opencode.principal;
-    input.disabled = submit.disabled = busy;
-    input.placeholder = opencode.principal ? `A task of ${opencode.principal}` : busy ? "Answer the request above first" : state === "auth required" ? "Try again after signing in to the provider" : planned() ? "Say what to change in the plan" : "Continue this conversation";
+    if (state === "auth required" && !unsigned) {
+      put((unsigned = signInCard(task, null, answered)));
+      shown(unsigned);
+    } else if (state !== "auth required") unsigned = unsigned?.remove();
     if (!ended(state)) return fill(tail);
     const session = shared.session?.id;
     // The message of a completed task is its answer, which is there already.
-    const said = state !== "completed" && task.status.message;
-    fill(tail, said && h("p", { class: state === "failed" ? "bad box" : "note" }, textOf(said)),
+    const words = state !== "completed" && task.status.message;
+    fill(tail, words && h("p", { class: state === "failed" ? "bad box" : "note" }, textOf(words)),
       h("p", { class: "ids" }, opencode.directory && h("span", {}, opencode.directory), copyButton(id, "Copy task id"),
         session && [h("a", { href: `#/session/${session}` }, "Session"), copyButton(session, "Copy session id")]));
   }
 
-  function artifact({ artifact: made, append }) {
+  function artifact({ artifact: made }) {
     const hints = made.metadata?.shared?.stream ?? {};
     const [part] = made.parts ?? [];
     if (hints.block_type === "tool_call") {
@@ -166,32 +137,36 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
       let tool = tools.get(made.artifactId);
       if (!tool) put((tools.set(made.artifactId, (tool = new Tool())), tool.node));
       tool.set(data);
-    } else if (hints.block_type === "text" || hints.block_type === "reasoning") {
-      const kind = made.name === "plan" ? "plan" : hints.block_type;
-      if (hints.source === "final_snapshot") {
-        // What a provider had begun is void: this is the whole text anew.
-        const [first, ...others] = prose.filter((one) => one.kind === kind);
-        others.forEach((one) => one.text.node.remove());
-        if (first) {
-          const anew = new Prose(kind);
-          first.text.node.replaceWith(anew.node);
-          first.text = anew;
-          prose = prose.filter((one) => !others.includes(one));
-          open = undefined;
-          return anew.grow(part?.text ?? "");
-        }
-      }
-      if (!part?.text) return;
-      if (open?.kind !== kind) {
-        prose.push((open = { kind, text: new Prose(kind) }));
-        put(open.text.node);
-      }
-      open.text.grow(part.text);
-    } else if (made.name === "diff") {
+    } else if (hints.block_type === "text" || hints.block_type === "reasoning") text(made, hints, part);
+    else if (made.name === "diff") {
       open = undefined;
       const patch = made.parts.find(({ raw }) => raw), files = made.parts.find(({ data }) => data);
-      put(h("section", { class: "changes" }, h("h3", {}, "Changes"), patch && patchView(decoded(patch.raw)), files?.data.truncated && h("p", { class: "note" }, "The diff was cut.")));
+      put(h("section", { class: "changes" }, h("h3", {}, "Changes"), patch && patchView(decoded(patch.raw), undefined, (file, rows, many) => fileView(file, rows, many, wholeFile(file))), files?.data.truncated && h("p", { class: "note" }, "The diff was cut.")));
+    } else (made.parts ?? []).filter(isPicture).forEach((one) => put(picture(one)));
+  }
+
+  function text(made, hints, part) {
+    const kind = made.name === "plan" ? "plan" : hints.block_type;
+    if (hints.source === "final_snapshot") {
+      // What a provider had begun is void: this is the whole text anew.
+      const [begun, ...others] = prose.filter((one) => one.kind === kind);
+      others.forEach((one) => one.text.node.remove());
+      if (begun) {
+        const anew = new Prose(kind);
+        begun.text.node.replaceWith(anew.node);
+        begun.text = anew;
+        prose = prose.filter((one) => !others.includes(one));
+        open = undefined;
+        return anew.grow(part?.text ?? "");
+      }
     }
+    if (!part?.text) return;
+    if (note.dataset.type === "text") note.hidden = true; // it said that this text has to wait
+    if (open?.kind !== kind) {
+      prose.push((open = { kind, text: new Prose(kind) }));
+      put(open.text.node);
+    }
+    open.text.grow(part.text);
   }
 
   function showPlan(todos) {
@@ -201,6 +176,22 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     planNode = made;
   }
 
+  // What was said while the task worked stands where the agent got it, with what became of it.
+  async function message({ part_id: messageId, status: fate, title, subtitle, reason }) {
+    let bubble = messages.get(messageId);
+    if (!bubble) {
+      bubble = { words: person([{ text: title ?? "" }]), fate: h("p", { class: "note fate" }) };
+      messages.set(messageId, bubble);
+      open = undefined;
+      put(h("div", { class: "added" }, bubble.words, bubble.fate));
+      const known = () => task.history?.find((one) => one.messageId === messageId);
+      if (!known()) task = { ...task, history: (await get(`tasks/${encodeURIComponent(id)}`, { signal }).catch(() => task)).history };
+      if (known()) fill(bubble.words, h("span", { class: "sr" }, "You: "), said(known().parts));
+    }
+    const told = fate === "accepted" ? FATES.accepted[subtitle] : FATES[fate];
+    bubble.fate.textContent = [told, told && fate !== "accepted" && reason].filter(Boolean).join(": ");
+  }
+
   function status(update) {
     const { shared = {}, opencode } = update.metadata ?? {};
     const { progress, interrupt } = shared;
@@ -208,17 +199,15 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     const before = state;
     state = stateOf(task);
     if (progress?.type === "todo") showPlan(progress.todos ?? []);
+    else if (progress?.type === "message") message(progress);
     else if (progress && !progress.type.startsWith("step")) {
       const words = [progress.title ?? progress.type, progress.subtitle, progress.reason].filter(Boolean).join(" · ");
       note.hidden = progress.status === "completed";
+      note.dataset.type = progress.type;
       note.textContent = progress.type === "recovered" ? "The service was restarted; the task went on." : words;
     } else if (!progress) note.hidden = true;
-    if (interrupt?.phase === "asked") {
-      const card = askCard(interrupt, answers);
-      cards.set(interrupt.request_id, card);
-      open = undefined;
-      put(card);
-    } else if (interrupt) {
+    if (interrupt?.phase === "asked") ask(interrupt);
+    else if (interrupt) {
       const card = cards.get(interrupt.request_id);
       const line = settled(card, interrupt, update.status.timestamp);
       if (!card) put(line);
@@ -226,11 +215,13 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     }
     if (before !== state) announce(`${titleOf(task)}: ${state}`);
     if (ended(state)) cards.forEach((card) => card.remove());
-    head();
+    foot();
+    updated();
     changed(task);
   }
 
   function hear(event) {
+    root.classList.remove("unread");
     if (event.task) {
       // The log is gone, or was rewritten: the task as it is.
       task = { ...event.task };
@@ -238,41 +229,49 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
       begin();
       for (const made of task.artifacts ?? []) artifact({ artifact: made });
       state = stateOf(task);
-      for (const asked of [task.metadata?.shared?.interrupt].filter((one) => one?.phase === "asked")) put(askCard(asked, answers));
-      head();
+      const asked = task.metadata?.shared?.interrupt;
+      if (asked?.phase === "asked") ask(asked);
+      foot();
+      updated();
     } else if (event.artifactUpdate) artifact(event.artifactUpdate);
     else if (event.statusUpdate) status(event.statusUpdate);
     return ended(state) && Boolean(event.statusUpdate ?? event.task);
   }
 
-  const begin = () => task.history?.[0] && put(person(task.history[0]));
-  const connected = (well) => {
-    if (!well) return (lost ??= setTimeout(() => (offline.hidden = signal.aborted), 3000));
-    lost = clearTimeout(lost);
-    offline.hidden = true;
-  };
+  const begin = () => task.history?.[0] && put(person(task.history[0].parts));
 
-  (async () => {
+  async function start() {
+    if (started) return;
+    started = true;
     try {
-      task = await get(`tasks/${id}`, { signal });
+      task = await get(`tasks/${encodeURIComponent(id)}`, { signal });
       state = stateOf(task);
       begin();
-      head();
-      conversation(task.contextId, id).then((node) => node && log.before(node));
+      foot();
+      updated();
       await follow(id, signal, hear, connected);
     } catch (error) {
       if (!signal.aborted) failed(error);
     }
-  })();
-  return root;
+  }
+
+  return {
+    node: root, start,
+    get task() {
+      return task;
+    },
+  };
+}
+
+// A file as it is now, in place of the button.
+function wholeFile(path) {
+  const shown = h("div", { class: "whole" });
+  fill(shown, button("Whole file", async ({ target }) => {
+    target.disabled = true;
+    const { content, encoding, truncated, message } = await call("opencode.files.read", { path }).catch((error) => error);
+    fill(shown, message ? h("p", { class: "bad" }, message) : encoding ? h("p", { class: "note" }, "Not a text.") : [long(content.split("\n")), truncated && h("p", { class: "note" }, "The file was cut.")]);
+  }, "small"));
+  return shown;
 }
 
 const decoded = (base64) => new TextDecoder().decode(Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)));
-
-// The other tasks of the same conversation.
-async function conversation(contextId, id) {
-  const { tasks } = await get(`tasks?contextId=${encodeURIComponent(contextId)}&pageSize=20&historyLength=0`).catch(() => ({ tasks: [] }));
-  if (tasks.length < 2) return null;
-  return h("nav", { class: "conversation", "aria-label": "This conversation" }, tasks.reverse().map((one) =>
-    h("a", { href: `#/task/${one.id}`, "aria-current": one.id === id ? "page" : null }, titleOf(one))));
-}

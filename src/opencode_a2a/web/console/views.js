@@ -1,58 +1,113 @@
 // The smaller views: new task, what waits, sessions, about, methods.
-import { askCard } from "./ask.js";
-import { call, get, say } from "./api.js";
+import { askCard, signInCard } from "./ask.js";
+import { call, get, inState, say, session as credential } from "./api.js";
+import { attachments, composer, said } from "./compose.js";
 import { long, patchView } from "./diff.js";
 import { add, button, fill, h, money, when } from "./dom.js";
 import { markdown } from "./markdown.js";
-import { Tool } from "./task.js";
+import { marked, visible } from "./odd.js";
+import { Tool, titleOf } from "./task.js";
 
 const page = (title, ...children) => h("article", { class: "page" }, h("h2", {}, title), children);
 const empty = (text) => h("p", { class: "empty" }, text);
 
-export function newTask({ go, changed }) {
+const EXAMPLES = ["Explain what this project does", "Run the tests, and mend what fails", "Find what is out of date in the README"];
+// What the scripted model of the demo understands.
+const DEMO = ["list the files here", "run the tests", "create a file hello.txt with 'hello'", "ask me something", "make a plan", "use a sub-agent"];
+
+export function home(more, { model } = {}) {
+  const form = newTask({ ...more, focuses: false });
+  const text = form.querySelector("textarea");
+  const demo = model?.startsWith("demo/");
+  form.append(h("p", { class: "note" }, demo ? "This is the demo: a scripted model, with a real OpenCode around it. It understands:" : "For example:"),
+    h("div", { class: "buttons examples" }, (demo ? DEMO : EXAMPLES).map((one) => button(one, () => ((text.value = one), text.focus()), "small"))),
+    h("p", { class: "note" }, "Press ", h("kbd", {}, "?"), " for the keys."));
+  form.classList.add("welcome");
+  return form;
+}
+
+export function newTask({ go, changed, focuses = true }) {
   const text = h("textarea", { rows: "6", "aria-label": "What should the agent do?", placeholder: "What should the agent do?" });
-  const model = h("select", { id: "model" }, h("option", { value: "" }, "The default"));
-  const agent = h("select", { id: "agent" }, h("option", { value: "" }, "The default"));
+  const choice = (id) => h("select", { id }, h("option", { value: "" }, "The default"));
+  const model = choice("model"), agent = choice("agent"), profile = choice("profile");
   const directory = h("input", { id: "directory", list: "directories", placeholder: "The whole workspace" });
   const known = h("datalist", { id: "directories" });
   const error = h("p", { class: "bad", role: "alert" });
   const options = h("details", { ontoggle: async () => {
     if (model.length > 1) return;
-    const [models, files, agents] = await Promise.allSettled([call("opencode.models.list", { connected: true }), call("opencode.files.list"), call("opencode.agents.list")]);
+    const [models, files, agents, card] = await Promise.allSettled([call("opencode.models.list", { connected: true }), call("opencode.files.list"), call("opencode.agents.list"), get(".well-known/agent-card.json")]);
     add(agent, (agents.value?.items ?? []).filter((one) => one.selectable).map((one) => h("option", { value: one.name }, one.name)));
     add(model, (models.value?.items ?? []).map((one) => h("option", { value: `${one.provider_id}/${one.model_id}` }, `${one.name} (${one.provider_id})`)));
     add(known, (files.value?.items ?? []).filter((one) => one.type === "directory").map((one) => h("option", { value: one.path })));
-  } }, h("summary", {}, "Options"), h("label", { for: "model" }, "Model"), model, h("label", { for: "agent" }, "Agent"), agent, h("label", { for: "directory" }, "Directory"), directory, known);
-  const submit = h("button", { class: "primary" }, "Start");
-  const form = h("form", { onsubmit: async (event) => {
-    event.preventDefault();
-    if (!text.value.trim()) return text.focus();
-    submit.disabled = true;
+    const profiles = card.value?.capabilities?.extensions?.map((one) => one.params?.profiles).find(Boolean) ?? [];
+    add(profile, profiles.map((one) => h("option", { value: one }, one)));
+  } }, h("summary", {}, "Options"), h("label", { for: "model" }, "Model"), model, h("label", { for: "agent" }, "Agent"), agent,
+    h("label", { for: "profile" }, "What the agent may do"), profile, h("label", { for: "directory" }, "Directory"), directory, known);
+  const start = async (plan) => {
+    const files = attached.parts;
+    if (!text.value.trim() && !files.length) return text.focus();
     const [providerID, ...rest] = model.value.split("/");
     const metadata = {
       ...(model.value && { shared: { model: { providerID, modelID: rest.join("/") } } }),
-      opencode: { ...(directory.value && { directory: directory.value }), ...(agent.value && { agent: agent.value }) },
+      opencode: { ...(directory.value && { directory: directory.value }), ...(agent.value && !plan && { agent: agent.value }), ...(profile.value && { profile: profile.value }), ...(plan && { plan: true }) },
     };
+    buttons.forEach((one) => (one.disabled = true));
+    error.textContent = "";
     try {
-      const { task } = await say(text.value, { metadata });
+      const { task } = await say(text.value, { files, metadata });
       changed(task);
       go(`#/task/${task.id}`);
     } catch (raised) {
       error.textContent = raised.message;
-      submit.disabled = false;
+      buttons.forEach((one) => (one.disabled = false));
     }
-  }, onkeydown: (event) => {
+  };
+  const buttons = [h("button", { class: "primary" }, "Start"), button("Plan first", () => start(true), "", { title: "The agent shows a plan, and waits for your “Go”" })];
+  const form = h("form", { onsubmit: (event) => (event.preventDefault(), start(false)), onkeydown: (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-  } }, text, options, error, h("div", { class: "buttons" }, submit, h("span", { class: "note" }, "Ctrl Enter sends")));
-  setTimeout(() => text.focus());
+  } });
+  const attached = attachments(form, (said) => (error.textContent = said));
+  add(form, text, attached.tray, options, error, h("div", { class: "buttons" }, buttons, attached.button, h("span", { class: "note" }, "Ctrl Enter sends")));
+  if (focuses) setTimeout(() => text.focus());
   return page("New task", form);
 }
 
+// Requests that wait are known to their methods, also those of no task; plans and sign-ins by the state of their task.
 export async function prompts({ again }) {
-  const lists = await Promise.all(["permissions", "questions"].map((kind) => call(`opencode.${kind}.list`)));
-  const items = lists.flatMap((list) => list.items).sort((a, b) => (a.expires_at ?? "~") < (b.expires_at ?? "~") ? -1 : 1);
-  return page("What waits for you", items.length ? items.map((asked) => h("div", {},
-    askCard(asked, { answered: again }), asked.task_id && h("a", { href: `#/task/${asked.task_id}` }, "Open the task"))) : empty("Nothing waits for you."));
+  const [asked, asking, unsigned] = await Promise.all([
+    Promise.all(["permissions", "questions"].map((kind) => call(`opencode.${kind}.list`))).then((lists) => lists.flatMap((list) => list.items)),
+    inState("INPUT_REQUIRED"), inState("AUTH_REQUIRED")]);
+  const named = new Map(asking.map((task) => [task.id, task]));
+  const link = (task, id) => h("a", { href: `#/task/${id}` }, visible(task ? titleOf(task) : "a task"), h("span", { class: "sr" }, ` (${id.slice(0, 8)})`));
+  const plans = asking.map((task) => ({ ...task.metadata?.shared?.interrupt, task_id: task.id })).filter((one) => one.type === "plan");
+  const texts = new Map(await Promise.all(plans.map(async ({ task_id: id }) => {
+    const { artifacts = [] } = await get(`tasks/${id}`);
+    return [id, artifacts.filter((one) => one.name === "plan").flatMap((one) => one.parts).map((part) => part.text ?? "").join("")];
+  })));
+  const items = [...asked, ...plans].sort((a, b) => (a.expires_at ?? "~") < (b.expires_at ?? "~") ? -1 : 1);
+  const cards = items.map((one) => askCard(one, { answered: again, taskId: one.task_id, elsewhere: true, task: one.task_id && link(named.get(one.task_id), one.task_id),
+    plan: texts.has(one.task_id) && h("div", { class: "prose" }, markdown(texts.get(one.task_id))) }));
+  const all = [...cards, ...unsigned.map((task) => signInCard(task, link(task, task.id), again))];
+  return page("What waits for you", all.length ? all : empty("Nothing waits for you."));
+}
+
+export async function grants({ again }) {
+  const { items } = await call("a2a.interrupt.grants.list");
+  const contexts = [...new Set(items.map((one) => one.context_id))];
+  const found = new Map(await Promise.all(contexts.map(async (id) => [id, (await get(`tasks?contextId=${encodeURIComponent(id)}&pageSize=1&historyLength=0`)).tasks[0]])));
+  const error = h("p", { class: "bad", role: "alert" });
+  const revoke = async (grant_id, target) => {
+    target.disabled = true;
+    await call("a2a.interrupt.grants.revoke", { grant_id }).then(again, (raised) => ((error.textContent = raised.message), (target.disabled = false)));
+  };
+  return page("What you have allowed", h("p", { class: "note" }, "These hold without asking again, until their task or conversation ends or you revoke them."), error,
+    items.length ? h("ul", { class: "rows" }, items.map((one) => {
+      const id = one.task_id ?? found.get(one.context_id)?.id;
+      const title = visible(found.get(one.context_id) ? titleOf(found.get(one.context_id)) : "a conversation");
+      return h("li", { class: "grant" }, h("div", {}, h("b", {}, visible(one.permission)), " ", one.patterns.map((pattern) => [h("code", {}, marked(pattern)), " "]),
+        h("small", {}, one.scope === "task" ? "in a task of " : "in ", id ? h("a", { href: `#/task/${id}` }, title) : title, ", ", when(one.given_at))),
+        button("Revoke", ({ target }) => revoke(one.grant_id, target), "danger", { "aria-label": `Revoke ${visible(one.permission)} ${one.patterns.map(visible).join(" ")}` }));
+    })) : empty("You have allowed nothing beyond single requests."));
 }
 
 export async function sessions() {
@@ -61,7 +116,7 @@ export async function sessions() {
     h("a", { href: `#/session/${shared.session.id}` }, h("b", {}, shared.session.title), h("small", {}, opencode?.directory ?? ""), status?.timestamp && when(status.timestamp))))) : empty("There are no sessions yet."));
 }
 
-export async function session(id, { go, again }) {
+export async function session(id, { go, again, changed }) {
   const params = { session_id: id };
   const [about, messages, todo, diff, children] = await Promise.all(["get", "messages.list", "todo", "diff", "children"]
     .map((name) => call(`opencode.sessions.${name}`, params)));
@@ -73,17 +128,23 @@ export async function session(id, { go, again }) {
     button("Delete", () => act("delete", {}, () => go("#/sessions")), "danger"), button("Keep", () => sure.close())));
   return page(title, error,
     h("form", { class: "composer", onsubmit: (event) => (event.preventDefault(), act("update", { request: { title: name.value } }, again)) }, name, h("button", {}, "Rename"),
-      button("Fork", () => act("fork", {}, ({ item }) => go(`#/session/${item.metadata.shared.session.id}`))), button("Delete…", () => sure.showModal(), "danger")), sure,
+      button("Fork", ({ target }) => ((target.disabled = true), act("fork", {}, ({ item }) => go(`#/session/${item.id}`)).finally(() => (target.disabled = false)))), button("Delete…", () => sure.showModal(), "danger")), sure,
     todo.items.length ? [h("h3", {}, "Plan"), h("ul", { class: "plan" }, todo.items.map((one) => h("li", { class: one.status }, one.content)))] : null,
     children.items.length ? [h("h3", {}, "Sub-agents"), h("ul", {}, children.items.map(({ metadata: { shared: { session: child } } }) => h("li", {}, h("a", { href: `#/session/${child.id}` }, child.title))))] : null,
     h("h3", {}, "Messages"), messages.items.map(messageView),
-    diff.items.length ? [h("h3", {}, "Changes"), diff.items.map((one) => patchView(one.patch ?? "", one.file))] : null);
+    diff.items.length ? [h("h3", {}, "Changes"), diff.items.map((one) => patchView(one.patch ?? "", one.file))] : null,
+    composer("Continue this session", async (text, files) => {
+      const { task } = await say(text, { files, metadata: { shared: { session: { id } } } });
+      changed(task);
+      go(`#/task/${task.id}`);
+    }).node);
 }
 
 function messageView(message) {
   const mine = message.role === "ROLE_USER";
   return h("div", { class: mine ? "person" : "reply" }, (message.parts ?? []).map((part) => {
-    if (part.text) return mine ? part.text : h("div", { class: "prose" }, markdown(part.text));
+    if (mine || part.raw) return said([part]);
+    if (part.text) return h("div", { class: "prose" }, markdown(part.text));
     if (!part.data?.tool) return null;
     const tool = new Tool();
     tool.set({ ...part.data, ...part.data.state });
@@ -91,14 +152,22 @@ function messageView(message) {
   }));
 }
 
-export async function about(health) {
+// A new tab asks those that are open for their session; a credential that is pasted stays in its tab.
+export const sharing = () => h("label", { class: "option" },
+  h("input", { type: "checkbox", checked: credential.shared, onchange: ({ target }) => (credential.shared = target.checked) }),
+  h("span", {}, "Sign in new tabs of this browser as well", h("small", {}, "As long as this tab is open.")));
+
+export async function about(health, principal) {
   const ready = await get("readyz").catch(() => null);
-  const rows = (value, path = "") => Object.entries(value).flatMap(([name, inner]) =>
-    inner && typeof inner === "object" && !Array.isArray(inner) ? rows(inner, `${path}${name} `) : [[`${path}${name}`, Array.isArray(inner) ? inner.join(", ") : String(inner ?? "–")]]);
+  const told = (value) => Array.isArray(value) ? value.map(told).join("; ") : value && typeof value === "object"
+    ? Object.entries(value).filter(([, inner]) => inner !== null && inner !== "").map(([name, inner]) => name === "name" ? inner : `${name.replaceAll("_", " ")} ${told(inner)}`).join(", ") : String(value);
+  // What is not set is left out.
+  const rows = (value, path = "") => Object.entries(value).flatMap(([name, inner]) => inner === null || inner === undefined ? []
+    : typeof inner === "object" && !Array.isArray(inner) ? rows(inner, `${path}${name} `) : [[`${path}${name}`, told(inner)]]);
   const notify = "Notification" in window && Notification.permission === "default" &&
     button("Notify me when something waits", (event) => Notification.requestPermission().then(() => event.target.remove()));
-  return page("About", h("dl", {}, rows({ ready: ready?.checks ?? "no", ...health }).map(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value)])),
-    h("p", {}, h("a", { href: "#/docs" }, "Methods and paths of this service")), notify);
+  return page("About", h("dl", {}, rows({ "signed in as": principal, ready: ready?.checks ?? "no", ...health }).map(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value)])),
+    sharing(), h("p", {}, h("a", { href: "#/docs" }, "Methods and paths of this service")), notify);
 }
 
 export async function docs() {

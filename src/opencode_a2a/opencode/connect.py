@@ -1,0 +1,142 @@
+"""The connection to an OpenCode: which generation answers, and the driver for it.
+
+The composition root and ``opencode.managed`` open a ``Connection``, and hand its ``driver`` on. An
+OpenCode may be away at the start, and may be of another generation when it comes back. So the
+choice is made again with every connection of the event stream, before which no turn begins.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar, cast
+
+from opencode_a2a.errors import UpstreamError
+from opencode_a2a.jsonguard import as_object, loads
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.driver import Decoder, Driver
+from opencode_a2a.opencode.exchange import HttpResponse
+from opencode_a2a.opencode.kinds import (
+    CONTRACT,
+    PROBE_SECONDS,
+    Found,
+    Kind,
+    Unusable,
+    probe,
+    problem_of,
+)
+from opencode_a2a.opencode.process import INSTALL
+from opencode_a2a.opencode.v2.client import OpenCode2
+from opencode_a2a.opencode.v2.contract import Contract
+
+D = TypeVar("D", OpenCode, OpenCode2)
+
+
+class Connection:
+    """An OpenCode at an address; open it with ``async with``."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        username: str = "opencode",
+        password: str | None = None,
+        timeout: float = 120.0,
+        max_concurrent_requests: int = 0,
+    ) -> None:
+        def make(kind: type[D]) -> D:
+            return kind(
+                base_url,
+                username=username,
+                password=password,
+                timeout=timeout,
+                max_concurrent_requests=max_concurrent_requests,
+            )
+
+        self._make = make
+        self._chosen: OpenCode | OpenCode2 = make(OpenCode)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._chosen.close()
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of whichever generation was chosen last."""
+        return cast("Driver", self)  # every method that is not here is that of the chosen one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chosen, name)
+
+    @property
+    def before_change(self) -> Callable[[], Awaitable[None]] | None:
+        return self._chosen.before_change
+
+    @before_change.setter
+    def before_change(self, wait: Callable[[], Awaitable[None]] | None) -> None:
+        self._chosen.before_change = wait
+
+    async def choose(self, *, seconds: float = PROBE_SECONDS) -> Found:
+        """Find out what answers, and choose its driver; keep the last one if that is not known."""
+        found = await probe(self._chosen.answer, seconds=seconds)
+        if found.kind is Kind.V2:
+            contract = await _contract_of(self._chosen.answer)
+            if lacking := _problem_of(contract, found):
+                raise UpstreamError(f"OpenCode cannot be used: {lacking}")
+            self._become(OpenCode2).contract = contract
+        elif found.kind is Kind.V1:
+            self._become(OpenCode)
+        return found
+
+    def _become(self, kind: type[D]) -> D:
+        before = self._chosen
+        if isinstance(before, kind):
+            return before
+        made = self._make(kind)
+        made.before_change = before.before_change
+        before.close()
+        self._chosen = made
+        return made
+
+    async def events(self, sink: Callable[[bytes], object]) -> None:
+        await self.choose()
+        await self._chosen.events(sink)
+
+    def decoder(self) -> Decoder:
+        return self._chosen.decoder()
+
+
+Answer = Callable[[str], Awaitable[HttpResponse]]
+"""Returns what is at a path: ``Driver.answer``."""
+
+
+async def examine(
+    answer: Answer, *, password: bool, seconds: float = PROBE_SECONDS
+) -> tuple[Found, Unusable | None]:
+    """Find out what answers, and why it cannot be used if that is so.
+
+    ``password`` says whether one is sent.
+    """
+    found = await probe(answer, seconds=seconds)
+    why = problem_of(found, password=password)
+    if found.kind is Kind.V2:
+        why = _problem_of(await _contract_of(answer), found)
+    return found, why
+
+
+async def _contract_of(answer: Answer) -> Contract:
+    """Return what a server of OpenCode 2 says that it offers."""
+    response = await answer(CONTRACT)
+    try:
+        return Contract.of(as_object(loads(response.body)))
+    except ValueError:
+        return Contract({})
+
+
+def _problem_of(contract: Contract, found: Found) -> Unusable | None:
+    """Return why an OpenCode 2 cannot be used; None if turns have all that they need."""
+    missing = contract.missing
+    if not missing:
+        return None
+    version = f" ({found.version})" if found.version else ""
+    remedy = f"use another version of OpenCode 2, or {INSTALL}"
+    return Unusable(f"it is OpenCode 2{version}, and its API has no {missing[0]}", remedy)

@@ -1,0 +1,1047 @@
+"""The driver of OpenCode 2: what the service asks of an OpenCode, in calls of its other API.
+
+Messages and requests come back as the values of ``opencode.types`` (``v2.messages``), events by
+``v2.events``. Where releases differ, the contract that the server serves has the names
+(``v2.contract``). What 2.x cannot do is refused with a sentence. Nothing here knows about turns.
+"""
+
+import asyncio
+import base64
+import hashlib
+import mimetypes
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Annotated, Final, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+import orjson
+from pydantic import Field
+
+from opencode_a2a.bounds import Recent
+from opencode_a2a.errors import (
+    ServiceError,
+    SessionNotFoundError,
+    UnsupportedOperationError,
+    UpstreamHttpError,
+    UpstreamNotFoundError,
+    UpstreamPayloadError,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.opencode.calls import Calls, Query, Refusal, Request, checked, well_formed
+from opencode_a2a.opencode.driver import HERE, Decoder, Features, Location, MessagePage
+from opencode_a2a.opencode.types import (
+    Agent,
+    AnyObject,
+    AssistantMessage,
+    Command,
+    CommandCall,
+    CommandSource,
+    Config,
+    ConnectedProviders,
+    Fields,
+    FileBody,
+    FileDiff,
+    FileInput,
+    FileNode,
+    Health,
+    McpServer,
+    McpStatus,
+    MessageWithParts,
+    Paths,
+    PermissionRequest,
+    PermissionRule,
+    Project,
+    Prompt,
+    Provider,
+    ProviderCatalogue,
+    ProviderModel,
+    QuestionRequest,
+    Readable,
+    Revert,
+    Session,
+    SessionChanges,
+    SessionDraft,
+    SessionStatus,
+    SessionTime,
+    ShellCall,
+    Shown,
+    ShownText,
+    StatusBusy,
+    TextInput,
+    TextMatch,
+    Todo,
+    ToolCompleted,
+    ToolPart,
+    Vcs,
+    Wire,
+    Workspace,
+    WorkspaceDraft,
+    Worktree,
+)
+from opencode_a2a.opencode.v2.contract import SESSION, Contract
+from opencode_a2a.opencode.v2.events import Wire2
+from opencode_a2a.opencode.v2.messages import (
+    UNKNOWN,
+    Form2,
+    Message2,
+    Permission2,
+    Rule2,
+    left_in_background,
+    permission_of,
+    question_of,
+    rule_of,
+    rule_to,
+    stored,
+)
+from opencode_a2a.rights import PERMISSIONS
+
+T = TypeVar("T")
+
+PAGE: Final = 200
+"""Messages that 2.x returns at most."""
+KNOWN: Final = 10_000
+"""Sessions of which the last prompt, or the parent, is remembered."""
+AGENT_SECONDS: Final = 15.0
+"""Seconds in which OpenCode may load its agents after the first call about a directory."""
+POLL_SECONDS: Final = 0.2
+WAKE_SECONDS: Final = 2.0
+"""Seconds in which a session goes on after its work in the background was ended."""
+BACKGROUND_SECONDS: Final = 1.0
+"""Seconds between two looks at work in the background."""
+IDLE_LOOKS: Final = 3
+"""After so many looks at which a session was idle, nothing wakes it any more."""
+LATEST: Final = 20
+"""Messages in which a prompt, its last answer and work in the background are looked for."""
+INSTRUCTIONS: Final = "a2a"
+"""The name of the service's own entry in the instructions of a session."""
+GONE: Final = frozenset({"todowrite", "todoread", "list", "lsp", "codesearch", "doom_loop"})
+"""Permissions of 1.x that 2.x never asks for."""
+
+
+class Data(Wire, Generic[T]):
+    """The form in which 2.x returns nearly everything."""
+
+    data: T
+
+
+class Cursor(Wire):
+    next: str | None = None
+
+
+class Page(Wire, Generic[T]):
+    data: T
+    cursor: Annotated[Cursor, Fields] = Cursor()
+
+
+class Place2(Wire):
+    directory: str
+
+
+class Model2(Wire):
+    id: str
+    provider_id: str
+    name: ShownText = ""
+    status: Annotated[str | None, Shown] = None
+    enabled: bool = True
+
+
+class Chosen2(Wire):
+    data: Model2 | None = None
+
+
+class Session2(Wire):
+    id: SessionId
+    project_id: ShownText = ""
+    title: ShownText = ""
+    parent_id: SessionId | None = None
+    agent: Annotated[str | None, Shown] = None
+    model: Annotated[ModelRef | None, Shown] = None
+    time: Annotated[SessionTime, Fields] = SessionTime()
+    location: Place2
+    revert: Annotated[Revert | None, Shown] = None
+    metadata: Annotated[AnyObject | None, Shown] = None
+    permissions: Readable[Rule2] = Field(default_factory=list[Rule2])
+
+
+class Agent2(Wire):
+    id: str
+    mode: Literal["primary", "subagent", "all"]
+    description: Annotated[str | None, Shown] = None
+    hidden: bool = False
+    model: Annotated[ModelRef | None, Shown] = None
+    permissions: Readable[Rule2] = Field(default_factory=list[Rule2])
+
+
+class Provider2(Wire):
+    id: str
+    name: ShownText = ""
+
+
+class Project2(Wire):
+    id: str
+    canonical: ShownText = ""
+    directory: ShownText = ""
+    vcs: Annotated[str | None, Shown] = None
+
+
+class Entry2(Wire):
+    path: str
+    type: Literal["file", "directory"]
+
+
+class ShellMetadata2(Wire):
+    session_id: SessionId | None = None
+
+
+class Shell2(Wire):
+    id: str
+    status: ShownText = ""
+    metadata: Annotated[ShellMetadata2, Fields] = ShellMetadata2()
+
+
+class McpStatus2(Wire):
+    status: ShownText = ""
+    error: Annotated[str | None, Shown] = None
+
+
+class Mcp2(Wire):
+    name: str
+    status: Annotated[McpStatus2, Fields] = McpStatus2()
+
+
+class Branches2(Wire):
+    current: str | None = None
+    default: str | None = None
+
+
+class Vcs2(Wire):
+    branch: Annotated[Branches2, Fields] = Branches2()
+
+
+class ConfigInfo2(Wire):
+    default_agent: Annotated[str | None, Shown] = Field(default=None, alias="default_agent")
+
+
+class Document2(Wire):
+    info: Annotated[ConfigInfo2, Fields] = ConfigInfo2()
+
+
+def _missing(what: str) -> UnsupportedOperationError:
+    return UnsupportedOperationError(f"OpenCode 2 has no {what}")
+
+
+class OpenCode2(Calls):
+    """The driver of an OpenCode 2; open it with ``async with``."""
+
+    contract = Contract({})
+    """What the server offers; ``opencode.connect`` reads it."""
+    features = Features(
+        always=False,
+        lists_plugins=False,
+        permissions=PERMISSIONS - GONE,
+    )
+
+    @cached_property
+    def prompts(self) -> Recent[SessionId, MessageId]:
+        """The last prompt of each session, as far as it is known."""
+        return Recent(KNOWN)
+
+    @cached_property
+    def parents(self) -> Recent[SessionId, SessionId | None]:
+        """The session that each session works for, None if it is nobody's sub-agent."""
+        return Recent(KNOWN)
+
+    def place(self, at: Location) -> dict[str, str]:
+        if at.workspace is not None:
+            raise _missing("workspaces; name a directory")
+        return {} if at.directory is None else {"location[directory]": at.directory}
+
+    def not_found(self, path: str, refused: Refusal, detail: str) -> ServiceError:
+        named = path.split("/")[3:4] if path.startswith("/api/session/ses_") else []
+        if refused.tag == "SessionNotFoundError" and named:
+            return SessionNotFoundError(session_id=named[0])
+        return UpstreamNotFoundError(upstream_status=404, detail=detail)
+
+    async def data(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        at: Location = HERE,
+        *,
+        query: Query | None = None,
+        body: JsonObject | None = None,
+    ) -> T:
+        """Send a request and return what the response has as ``data``."""
+        return (await self.call(Data[kind], method, path, at, query=query, body=body)).data
+
+    async def do(
+        self,
+        method: str,
+        path: str,
+        body: JsonObject | None = None,
+        at: Location = HERE,
+        *,
+        endless: bool = False,
+        urgent: bool = False,
+    ) -> None:
+        """Send a request whose response says nothing."""
+        encoded = None
+        if body is not None:
+            encoded = orjson.dumps({key: value for key, value in body.items() if value is not None})
+        request = Request(method, path, at, None, encoded, endless, urgent)
+        await self.send(request)
+
+    # Sessions
+
+    async def session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
+        return _session_of(await self.data(Session2, "GET", _path(session_id)))
+
+    async def sessions(
+        self,
+        *,
+        at: Location = HERE,
+        limit: int | None = None,
+        roots: bool | None = None,
+        search: str | None = None,
+        start: int | None = None,
+    ) -> list[Session]:
+        """List sessions, newest first: 100 unless ``limit`` is given."""
+        wanted, found = limit or 100, list[Session]()
+        query: dict[str, str | int | bool | None] = {
+            "directory": at.directory,
+            "parentID": "null" if roots else None,
+            "search": search,
+        }
+        while len(found) < wanted:
+            query["limit"] = min(wanted - len(found), PAGE)
+            page = await self.call(Page[Readable[Session2]], "GET", "/api/session", query=query)
+            listed = [_session_of(one) for one in page.data]
+            found += [one for one in listed if start is None or one.time.updated >= start]
+            if page.cursor.next is None or not listed:
+                break
+            query = {"cursor": page.cursor.next}
+        return found
+
+    async def session_children(
+        self,
+        session_id: SessionId,
+        *,
+        at: Location = HERE,
+    ) -> list[Session]:
+        await self.session(session_id)  # an unknown one would have no children
+        query: Query = {"parentID": session_id, "limit": PAGE}
+        found = await self.call(Page[Readable[Session2]], "GET", "/api/session", query=query)
+        return [_session_of(one) for one in found.data]
+
+    async def session_status(self, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
+        """Return the sessions that are not idle.
+
+        One with a command in the background, or with a sub-agent at work, will be asked again.
+        """
+        active = await self._active()
+        busy = {*active, *(one.metadata.session_id for one in await self._shells(at))} - {None}
+        for one in active:
+            with suppress(SessionNotFoundError):
+                busy.update(await self._ancestors(one))
+        return {one: StatusBusy() for one in busy if one is not None}
+
+    async def _ancestors(self, session_id: SessionId) -> list[SessionId]:
+        """Return the sessions that a sub-agent works for."""
+        found, one = list[SessionId](), session_id
+        while True:
+            if one not in self.parents:
+                self.parents[one] = (await self.session(one)).parent_id
+            parent = self.parents[one]
+            if parent is None:
+                return found
+            found.append(parent)
+            one = parent
+
+    async def _active(self) -> dict[SessionId, AnyObject]:
+        return await self.data(dict[SessionId, AnyObject], "GET", "/api/session/active")
+
+    async def _shells(self, at: Location) -> list[Shell2]:
+        """Return the commands that run in a directory for a session."""
+        if not self.contract.has("get", "/api/shell"):
+            return []
+        found = await self.data(Readable[Shell2], "GET", "/api/shell", at)
+        return [one for one in found if one.status == "running" and one.metadata.session_id]
+
+    async def session_todo(self, session_id: SessionId, *, at: Location = HERE) -> list[Todo]:
+        raise _missing("todo lists")
+
+    async def session_diff(
+        self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
+    ) -> list[FileDiff]:
+        """List the files that the answer to a prompt changed, as far as its tools tell."""
+        if message_id is None:
+            return []
+        if self.contract.has("get", f"{SESSION}/diff"):
+            query: Query = {"from": message_id}
+            return await self.data(
+                Readable[FileDiff], "GET", _path(session_id, "/diff"), query=query
+            )
+        diffs: list[FileDiff] = []
+        for message in (await self.messages(session_id, at=at)).items:
+            if isinstance(message.info, AssistantMessage) and message.info.parent_id == message_id:
+                for part in message.parts:
+                    files = (isinstance(part, ToolPart) and part.state.metadata) or {}
+                    changed = files.get("files")
+                    diffs += [
+                        FileDiff.model_validate(file)
+                        for file in (changed if isinstance(changed, list) else ())
+                        if isinstance(file, dict) and "patch" in file
+                    ]
+        return diffs
+
+    async def create_session(self, draft: SessionDraft, *, at: Location = HERE) -> Session:
+        """Create a session; the same metadata lead to the same session."""
+        if draft.parent_id is not None:
+            raise _missing("new sessions with a parent")
+        body: JsonObject = {}
+        if draft.metadata:
+            named = hashlib.sha256(orjson.dumps(draft.metadata)).hexdigest()
+            body["id"] = f"ses_a2a{named[:24]}"
+        if at.directory is not None:
+            body["location"] = {"directory": at.directory}
+        if draft.agent:
+            body["agent"] = draft.agent
+        if draft.model is not None:
+            body["model"] = {"id": draft.model.model_id, "providerID": draft.model.provider_id}
+        for field, value in (("title", draft.title), ("metadata", draft.metadata)):
+            if value and self.contract.takes("post", "/api/session", field):
+                body[field] = value
+        made = await self.data(Session2, "POST", "/api/session", body=body)
+        changes = SessionChanges(permission=draft.permission)
+        if draft.title and "title" not in body:
+            changes = changes.model_copy(update={"title": draft.title})
+        if changes.title or changes.permission:
+            return await self.update_session(made.id, changes, at=at)
+        return _session_of(made)
+
+    async def update_session(
+        self,
+        session_id: SessionId,
+        changes: SessionChanges,
+        *,
+        at: Location = HERE,
+    ) -> Session:
+        """Change the title or the rules of a session. Rules are appended, as in 1.x.
+
+        A server that has no rules of sessions returns none, by which the caller knows it.
+        """
+        if changes.time is not None:
+            raise _missing("archive for sessions")
+        if changes.title is not None:
+            if self.contract.takes("patch", SESSION, "title"):
+                await self.do("PATCH", _path(session_id), {"title": changes.title})
+            elif self.contract.has("post", f"{SESSION}/rename"):
+                await self.do("POST", _path(session_id, "/rename"), {"title": changes.title})
+            else:
+                raise _missing("call that renames a session")
+        if changes.permission is not None:
+            before = (await self.session(session_id)).permission
+            await self._set_rules(session_id, [*before, *changes.permission])
+        return await self.session(session_id)
+
+    async def _set_rules(self, session_id: SessionId, rules: Sequence[PermissionRule]) -> None:
+        body: JsonObject = {"permissions": [rule_to(rule) for rule in rules]}
+        if self.contract.takes("patch", SESSION, "permissions"):
+            await self.do("PATCH", _path(session_id), body)
+        elif self.contract.has("post", f"{SESSION}/permissions"):
+            await self.do("POST", _path(session_id, "/permissions"), body)
+
+    async def delete_session(self, session_id: SessionId, *, at: Location = HERE) -> bool:
+        await self.abort_session(session_id, at=at)  # commands would outlive it
+        await self.do("DELETE", _path(session_id))
+        return True
+
+    async def abort_session(self, session_id: SessionId, *, at: Location = HERE) -> bool:
+        """Stop a session's turn, its sub-agents and its work in the background.
+
+        OpenCode ends the turn before it answers. It does not end commands in the background; ended
+        one by one, they wake the session, which is stopped once more.
+        """
+        interrupt = _path(session_id, "/interrupt")
+        await self.do("POST", interrupt, urgent=True)
+        if at == HERE:
+            at = Location((await self.session(session_id)).directory)
+        family = {session_id, *(one.id for one in await self.session_children(session_id))}
+        for child in family - {session_id}:
+            await self.do("POST", _path(child, "/interrupt"), urgent=True)
+        left = [one for one in await self._shells(at) if one.metadata.session_id in family]
+        for shell in left:
+            with suppress(UpstreamNotFoundError):
+                path = f"/api/shell/{checked('sh', shell.id)}"
+                await self.do("DELETE", path, at=at, urgent=True)
+        if left:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAKE_SECONDS):
+                    while session_id not in await self._active():  # noqa: ASYNC110 - no event here
+                        await asyncio.sleep(POLL_SECONDS)
+            await self.do("POST", interrupt, urgent=True)
+        await self._empty_inbox(session_id)
+        return True
+
+    async def _empty_inbox(self, session_id: SessionId) -> None:
+        """Take back prompts that the model was not given: the next turn would begin with them."""
+        if self.contract.has("delete", f"{SESSION}/inbox/{{}}"):
+            path = _path(session_id, "/inbox")
+            for item in await self.data(Readable[_Named], "GET", path):
+                with suppress(UpstreamNotFoundError):
+                    await self.do("DELETE", f"{path}/{checked('msg', item.id)}", urgent=True)
+
+    async def fork_session(
+        self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
+    ) -> Session:
+        """Copy the messages before ``message_id``, or all, into a new session."""
+        body: JsonObject = {} if message_id is None else {"messageID": message_id}
+        if self.contract.takes("post", f"{SESSION}/fork", "boundary"):
+            last = message_id or await self._newest(session_id)
+            kind = "before" if message_id else "through"
+            body = {"boundary": {"type": kind, "messageID": last}}
+        return _session_of(await self.data(Session2, "POST", _path(session_id, "/fork"), body=body))
+
+    async def _newest(self, session_id: SessionId) -> MessageId:
+        page = await self._page(session_id, {"limit": 1})
+        if not page.data:
+            raise UpstreamNotFoundError(upstream_status=404, detail="Message not found")
+        return page.data[0].id
+
+    async def summarize_session(
+        self,
+        session_id: SessionId,
+        model: ModelRef,
+        *,
+        auto: bool | None = None,
+        at: Location = HERE,
+    ) -> None:
+        await self.do("POST", _path(session_id, "/compact"), {})
+        await self._wait(session_id)
+
+    async def revert_session(
+        self,
+        session_id: SessionId,
+        message_id: MessageId,
+        part_id: str | None = None,
+        *,
+        at: Location = HERE,
+    ) -> Session:
+        if part_id is not None:
+            raise _missing("revert of a part; revert the whole message")
+        body: JsonObject = {"messageID": message_id, "files": True}
+        await self.do("POST", _path(session_id, "/revert/stage"), body)
+        return await self.session(session_id, at=at)
+
+    async def unrevert_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
+        if self.contract.has("post", f"{SESSION}/revert/clear"):
+            await self.do("POST", _path(session_id, "/revert/clear"))
+        else:
+            await self.do("DELETE", _path(session_id, "/revert"))
+        return await self.session(session_id, at=at)
+
+    async def share_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
+        raise _missing("shared sessions")
+
+    async def unshare_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
+        raise _missing("shared sessions")
+
+    # Messages
+
+    async def messages(
+        self,
+        session_id: SessionId,
+        *,
+        limit: int | None = None,
+        before: str | None = None,
+        at: Location = HERE,
+    ) -> MessagePage:
+        """Return the newest ``limit`` messages, or all; ``before`` is the cursor of a page."""
+        found, cursor = list[Message2](), before
+        while True:
+            size = PAGE if limit is None else min(limit - len(found), PAGE)
+            query: Query = {"cursor": cursor} if cursor else {"limit": size, "order": "desc"}
+            page = await self._page(session_id, query)
+            found += page.data
+            cursor = page.cursor.next if page.data else None
+            if cursor is None or (limit is not None and len(found) >= limit):
+                break
+        # The prompt of the oldest answer may be on an earlier page.
+        earlier, rest, parent = cursor, list[Message2](), UNKNOWN
+        if found and found[-1].type == "assistant":
+            while earlier and parent == UNKNOWN:
+                page = await self._page(session_id, {"cursor": earlier})
+                parent = next((one.id for one in page.data if _is_prompt(one)), UNKNOWN)
+                rest, earlier = page.data, page.cursor.next
+                if not rest:
+                    break
+        if before is None and session_id not in self.prompts:
+            last = next((one.id for one in found if _is_prompt(one)), None)
+            if last is not None:
+                self.prompts[session_id] = last
+        return MessagePage([*stored(session_id, reversed(found), parent)], cursor)
+
+    async def _page(self, session_id: SessionId, query: Query) -> Page[list[Message2]]:
+        path = _path(session_id, "/message")
+        return await self.call(Page[Readable[Message2]], "GET", path, query=query)
+
+    async def message(
+        self, session_id: SessionId, message_id: MessageId, *, at: Location = HERE
+    ) -> MessageWithParts:
+        checked("msg", message_id)
+        cursor: str | None = None
+        while True:
+            page = await self.messages(session_id, limit=PAGE, before=cursor, at=at)
+            for message in page.items:
+                if message.info.id == message_id:
+                    return message
+            cursor = page.next_cursor
+            if cursor is None:
+                detail = "Message not found"
+                raise UpstreamNotFoundError(upstream_status=404, detail=detail)
+
+    def prompt(
+        self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
+    ) -> Coroutine[None, None, MessageWithParts]:
+        """Run a turn and return its last message, which may hold an error: ``info.error``."""
+        body, refused = _prompt_body(prompt), _refused(prompt)
+        agent, model, variant, system = prompt.agent, prompt.model, prompt.variant, prompt.system
+        tools = prompt.tools
+
+        async def run(body: JsonObject | None) -> MessageWithParts:
+            if refused is not None:
+                raise refused
+            await self._prepare(session_id, agent, model, variant, system, tools, at)
+            await self.do("POST", _path(session_id, "/prompt"), body)
+            body = None  # large files need not be kept until the turn has ended
+            return await self._answer(session_id, prompt_id, at)
+
+        prompt_id = prompt.message_id
+        return run(body)
+
+    async def prompt_async(
+        self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
+    ) -> None:
+        refused = _refused(prompt)
+        if refused is not None:
+            raise refused
+        await self._prepare(
+            session_id, prompt.agent, prompt.model, prompt.variant, prompt.system, prompt.tools, at
+        )
+        body = _prompt_body(prompt)
+        if prompt.no_reply:
+            body["resume"] = False
+        await self.do("POST", _path(session_id, "/prompt"), body)
+
+    async def _prepare(
+        self,
+        session_id: SessionId,
+        agent: str | None,
+        model: ModelRef | None,
+        variant: str | None,
+        system: str | None,
+        tools: Mapping[str, bool] | None,
+        at: Location,
+    ) -> None:
+        """Set what belongs to the session in 2.x and to the prompt in 1.x."""
+        now = await self.data(Session2, "GET", _path(session_id))
+        if agent is not None and agent != now.agent:
+            known = [one.name for one in await self.agents(at=at)]
+            if agent not in known:  # OpenCode would keep the prompt, and run it with the next
+                raise UpstreamHttpError(upstream_status=400, detail=f"Agent not found: {agent}")
+            await self.do("POST", _path(session_id, "/agent"), {"agent": agent})
+        if model is not None and (model != now.model or variant):
+            chosen: JsonObject = {"id": model.model_id, "providerID": model.provider_id}
+            if variant:
+                chosen["variant"] = variant
+            await self.do("POST", _path(session_id, "/model"), {"model": chosen})
+        if system:
+            path = _path(session_id, f"/instructions/entries/{INSTRUCTIONS}")
+            await self.do("PUT", path, {"value": system})
+        if tools is not None:
+            denied = [name for name, offered in tools.items() if not offered]
+            rules = [PermissionRule(permission=n, pattern="*", action="deny") for n in denied]
+            await self._set_rules(session_id, rules)
+            if len((await self.session(session_id)).permission) < len(rules):
+                raise _missing("rules of a session, so that tools cannot be taken away")
+
+    async def _answer(
+        self, session_id: SessionId, prompt_id: MessageId | None, at: Location
+    ) -> MessageWithParts:
+        """Wait until the session is done with a prompt; return its last answer."""
+        unbegun, idle = round(AGENT_SECONDS / POLL_SECONDS), 0
+        while True:
+            await self._wait(session_id)
+            found = (await self.messages(session_id, limit=LATEST)).items
+            given = prompt_id is None or any(one.info.id == prompt_id for one in found)
+            if not given and unbegun and await self._waits(session_id, prompt_id):
+                unbegun -= 1
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            if not any(map(_leaves_work, found)):
+                break
+            # The end of that work wakes the session a moment later.
+            idle = 0 if session_id in await self.session_status(at=at) else idle + 1
+            if idle == IDLE_LOOKS:
+                break
+            await asyncio.sleep(BACKGROUND_SECONDS)
+        for message in reversed(found):
+            if isinstance(message.info, AssistantMessage):
+                return message
+        raise UpstreamPayloadError(detail="the prompt has no answer")
+
+    async def _waits(self, session_id: SessionId, prompt_id: MessageId | None) -> bool:
+        """Whether a prompt is in the inbox of a session still."""
+        name = "inbox" if self.contract.has("get", f"{SESSION}/inbox") else "pending"
+        if not self.contract.has("get", f"{SESSION}/{name}"):
+            return True
+        found = await self.data(Readable[_Named], "GET", _path(session_id, f"/{name}"))
+        return any(one.id == prompt_id for one in found)
+
+    async def _wait(self, session_id: SessionId) -> None:
+        await self.do("POST", _path(session_id, "/wait"), endless=True)
+
+    async def run_command(
+        self, session_id: SessionId, command: CommandCall, *, at: Location = HERE
+    ) -> MessageWithParts:
+        model = ModelRef.parse(command.model)
+        await self._prepare(session_id, command.agent, model, command.variant, None, None, at)
+        body: JsonObject = {
+            "command": command.command,
+            "arguments": command.arguments,
+            "id": command.message_id,
+            "files": _files(command.parts or ()) or None,
+        }
+        await self.do("POST", _path(session_id, "/command"), body)
+        return await self._answer(session_id, command.message_id, at)
+
+    async def run_shell(
+        self,
+        session_id: SessionId,
+        command: ShellCall,
+        *,
+        at: Location = HERE,
+    ) -> MessageWithParts:
+        await self.do("POST", _path(session_id, "/shell"), {"command": command.command})
+        await self._wait(session_id)
+        for message in reversed((await self.messages(session_id, limit=LATEST)).items):
+            for part in message.parts:
+                if isinstance(part, ToolPart) and part.call_id == message.info.id:
+                    return message
+        raise UpstreamPayloadError(detail="the command has no message")
+
+    # Interrupts; the location has to be that of the session that asks
+
+    async def permissions(self, *, at: Location = HERE) -> list[PermissionRequest]:
+        return [permission_of(one) for one in await self._permissions(at)]
+
+    async def _permissions(self, at: Location) -> list[Permission2]:
+        return await self.data(Readable[Permission2], "GET", "/api/permission/request", at)
+
+    async def questions(self, *, at: Location = HERE) -> list[QuestionRequest]:
+        return [question_of(one) for one in await self._forms(at)]
+
+    async def _forms(self, at: Location) -> list[Form2]:
+        return await self.data(Readable[Form2], "GET", "/api/form/request", at)
+
+    async def reply_permission(
+        self,
+        request_id: RequestId,
+        reply: Literal["once", "always", "reject"],
+        message: str | None = None,
+        *,
+        at: Location = HERE,
+    ) -> None:
+        """Answer a permission. ``always`` is refused: 2.x would keep it for good, for everybody."""
+        if reply == "always":
+            raise _missing("answer `always` that ends with the session; answer `once`")
+        asked = _with_id(request_id, await self._permissions(at))
+        path = _path(asked.session_id, f"/permission/{checked('per', request_id)}/reply")
+        named = f"{SESSION}/permission/{{}}/reply"
+        field = "decision" if self.contract.takes("post", named, "decision") else "reply"
+        await self.do("POST", path, {field: reply, "message": message}, urgent=True)
+
+    async def reply_question(
+        self, request_id: RequestId, answers: Sequence[Sequence[str]], *, at: Location = HERE
+    ) -> None:
+        form = _with_id(request_id, await self._forms(at))
+        path = _path(form.session_id, f"/form/{checked('frm', request_id)}/reply")
+        await self.do("POST", path, {"answer": form.answer(answers)}, urgent=True)
+
+    async def reject_question(self, request_id: RequestId, *, at: Location = HERE) -> None:
+        form = _with_id(request_id, await self._forms(at))
+        path = _path(form.session_id, f"/form/{checked('frm', request_id)}/cancel")
+        await self.do("POST", path, urgent=True)
+
+    # Catalogues
+
+    async def agents(self, *, at: Location = HERE) -> list[Agent]:
+        """List the agents; OpenCode has none until it has loaded a directory."""
+        found: list[Agent2] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AGENT_SECONDS):
+                while not (  # noqa: ASYNC110 - no event here
+                    found := await self.data(Readable[Agent2], "GET", "/api/agent", at)
+                ):
+                    await asyncio.sleep(POLL_SECONDS)
+        return [
+            Agent(
+                name=one.id,
+                mode=one.mode,
+                description=one.description,
+                hidden=one.hidden,
+                native=one.id in ("build", "plan", "general", "explore"),
+                model=one.model,
+                permission=[rule_of(rule) for rule in one.permissions],
+            )
+            for one in found
+        ]
+
+    async def commands(self, *, at: Location = HERE) -> list[Command]:
+        return await self.data(Readable[Command], "GET", "/api/command", at)
+
+    async def command_sources(self, *, at: Location = HERE) -> list[CommandSource]:
+        return await self.data(Readable[CommandSource], "GET", "/api/command", at)
+
+    async def config(self, *, at: Location = HERE) -> Config:
+        """Return the default model and, where 2.x tells it, the default agent."""
+        chosen = await self._default_model(at)
+        agent: str | None = None
+        if self.contract.has("get", "/api/config"):
+            documents = await self.call(Readable[Document2], "GET", "/api/config", at)
+            named = [one.info.default_agent for one in documents if one.info.default_agent]
+            agent = named[-1] if named else None
+        model = f"{chosen.provider_id}/{chosen.id}" if chosen else None
+        return Config.model_validate({"model": model, "default_agent": agent})
+
+    async def _default_model(self, at: Location) -> Model2 | None:
+        """Return the default model; OpenCode refuses the call until it has loaded a directory."""
+        for tries_left in range(4, -1, -1):
+            try:
+                found = await self.call(Chosen2, "GET", "/api/model/default", at)
+                return found.data
+            except UpstreamHttpError as error:
+                if not tries_left or "timed out" not in (error.detail or ""):
+                    raise
+        return None
+
+    async def connected_providers(self, *, at: Location = HERE) -> ConnectedProviders:
+        return ConnectedProviders(default=(await self.provider_catalogue(at=at)).default)
+
+    async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
+        """Return the providers that can be used; those of 2.x come without the others."""
+        providers = await self.data(Readable[Provider2], "GET", "/api/provider", at)
+        models = await self.data(Readable[ProviderModel], "GET", "/api/model", at)
+        found = [
+            Provider(
+                id=one.id,
+                name=one.name or one.id,
+                models={model.id: model for model in models if model.provider_id == one.id},
+            )
+            for one in providers
+        ]
+        default = {one.id: next(iter(one.models)) for one in found if one.models}
+        return ProviderCatalogue(all=found, default=default, connected=[one.id for one in found])
+
+    # Projects, worktrees, workspaces
+
+    async def projects(self, *, at: Location = HERE) -> list[Project]:
+        found = await self.call(Readable[Project2], "GET", "/api/project")
+        return [_project_of(one) for one in found]
+
+    async def current_project(self, *, at: Location = HERE) -> Project:
+        return _project_of(await self.call(Project2, "GET", "/api/project/current", at))
+
+    async def worktrees(self, *, at: Location = HERE) -> list[str]:
+        raise _missing("worktrees that this service can manage")
+
+    async def create_worktree(
+        self, name: str | None = None, start_command: str | None = None, *, at: Location = HERE
+    ) -> Worktree:
+        raise _missing("worktrees that this service can manage")
+
+    async def remove_worktree(self, directory: str, *, at: Location = HERE) -> bool:
+        raise _missing("worktrees that this service can manage")
+
+    async def reset_worktree(self, directory: str, *, at: Location = HERE) -> bool:
+        raise _missing("worktrees that this service can manage")
+
+    async def workspaces(self, *, at: Location = HERE) -> list[Workspace]:
+        raise _missing("workspaces")
+
+    async def create_workspace(self, draft: WorkspaceDraft, *, at: Location = HERE) -> Workspace:
+        raise _missing("workspaces")
+
+    async def remove_workspace(self, workspace_id: str, *, at: Location = HERE) -> Workspace | None:
+        raise _missing("workspaces")
+
+    # Files and version control
+
+    async def list_files(self, path: str, *, at: Location = HERE) -> list[FileNode]:
+        query: Query = {"path": path}
+        found = await self.data(Readable[Entry2], "GET", "/api/fs/list", at, query=query)
+        return [
+            FileNode(name=name.rpartition("/")[2], path=name, type=one.type)
+            for one in found
+            for name in [one.path.rstrip("/")]
+        ]
+
+    async def read_file(self, path: str, *, at: Location = HERE) -> FileBody:
+        """Return a file; 2.x sends its bytes, and 404 for one that is missing."""
+        request = Request("GET", f"/api/fs/read/{quote(path.lstrip('./') or path)}", at)
+        try:
+            content = (await self.send(request)).body
+        except UpstreamNotFoundError:
+            return FileBody(type="text", content="")
+        try:
+            return FileBody(type="text", content=content.decode())
+        except UnicodeDecodeError:
+            mime = mimetypes.guess_type(path)[0]
+            encoded = base64.b64encode(content).decode()
+            return FileBody(type="binary", content=encoded, encoding="base64", mime_type=mime)
+
+    async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
+        raise _missing("search for text in files")
+
+    async def find_files(
+        self, query: str, *, limit: int | None = None, at: Location = HERE
+    ) -> list[str]:
+        given: Query = {"query": query, "limit": limit}
+        found = await self.data(Readable[Entry2], "GET", "/api/fs/find", at, query=given)
+        return [one.path for one in found]
+
+    async def vcs(self, *, at: Location = HERE) -> Vcs:
+        if not self.contract.has("get", "/api/vcs"):
+            return Vcs()
+        branch = (await self.data(Vcs2, "GET", "/api/vcs", at)).branch
+        return Vcs.model_validate({"branch": branch.current, "default_branch": branch.default})
+
+    async def vcs_diff(
+        self, mode: Literal["git", "branch"], *, context: int | None = None, at: Location = HERE
+    ) -> list[FileDiff]:
+        query: Query = {"mode": "working" if mode == "git" else mode, "context": context}
+        return await self.data(Readable[FileDiff], "GET", "/api/vcs/diff", at, query=query)
+
+    # The server itself
+
+    async def tool_ids(self, *, at: Location = HERE) -> list[str]:
+        return []
+
+    async def mcp_status(self, *, at: Location = HERE) -> dict[str, McpStatus]:
+        found = await self.data(Readable[Mcp2], "GET", "/api/mcp", at)
+        return {
+            one.name: McpStatus(status=one.status.status, error=one.status.error) for one in found
+        }
+
+    async def add_mcp(
+        self, name: str, server: McpServer, *, at: Location = HERE
+    ) -> dict[str, McpStatus]:
+        """Offer an MCP server's tools under their own names, not only to programs of the model."""
+        config: JsonObject = server.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude={"enabled", "timeout"}
+        )
+        config["codemode"] = False
+        await self.do("PUT", f"/api/mcp/{quote(name, safe='')}", {"config": config}, at)
+        return await self.mcp_status(at=at)
+
+    async def paths(self) -> Paths:
+        return await self.call(Paths, "GET", "/api/location")
+
+    async def health(self) -> Health:
+        """Raise unless OpenCode answers; where it tells its version differs between releases."""
+        await self._active()
+        return Health(healthy=True, version="")
+
+    async def dispose(self) -> None:
+        """Do nothing: OpenCode 2 ends its turns and their commands when it is ended itself."""
+
+    async def events(self, sink: Callable[[bytes], object]) -> None:
+        """Pass the event stream to ``sink`` in chunks, cut anywhere, until the stream ends."""
+        await self.read_stream("/api/event", sink)
+
+    def decoder(self) -> Decoder:
+        """Return what decodes the events of a new connection."""
+        self.prompts.clear()
+        return Wire2(self.prompts)
+
+
+class _Named(Wire):
+    id: MessageId
+
+
+R = TypeVar("R", Permission2, Form2)
+
+
+def _with_id(request_id: RequestId, pending: Sequence[R]) -> R:
+    for one in pending:
+        if one.id == request_id:
+            return one
+    raise UpstreamNotFoundError(upstream_status=404, detail="not pending")
+
+
+def _path(session_id: SessionId, rest: str = "") -> str:
+    if not well_formed("ses", session_id):
+        raise SessionNotFoundError(session_id=session_id)
+    return f"/api/session/{session_id}{rest}"
+
+
+def _session_of(found: Session2) -> Session:
+    return Session(
+        id=found.id,
+        title=found.title,
+        directory=found.location.directory,
+        project_id=found.project_id,
+        version="2",
+        time=found.time,
+        parent_id=found.parent_id,
+        model=found.model,
+        metadata=found.metadata,
+        revert=found.revert,
+        permission=[rule_of(rule) for rule in found.permissions],
+    )
+
+
+def _project_of(found: Project2) -> Project:
+    return Project(id=found.id, worktree=found.canonical or found.directory, vcs=found.vcs)
+
+
+def _leaves_work(message: MessageWithParts) -> bool:
+    """Whether a tool call of a message has put work into the background."""
+    return any(
+        isinstance(part, ToolPart)
+        and isinstance(part.state, ToolCompleted)
+        and left_in_background(part.state.metadata) is not None
+        for part in message.parts
+    )
+
+
+def _is_prompt(message: Message2) -> bool:
+    return message.type in ("user", "synthetic")
+
+
+def _refused(prompt: Prompt) -> UnsupportedOperationError | None:
+    """Return why 2.x cannot take a prompt; None if it can."""
+    if prompt.format is not None and prompt.format.type == "json_schema":
+        return _missing("answers by a schema; send the message without a schema")
+    kinds = {type(part) for part in prompt.parts}
+    if kinds - {TextInput, FileInput}:
+        return _missing("parts of a prompt that name an agent; set the agent of the prompt")
+    return None
+
+
+def _prompt_body(prompt: Prompt) -> JsonObject:
+    texts = [part.text for part in prompt.parts if isinstance(part, TextInput)]
+    files = _files([part for part in prompt.parts if isinstance(part, FileInput)])
+    body: JsonObject = {"text": "\n".join(texts)}
+    if prompt.message_id is not None:
+        body["id"] = prompt.message_id
+    if files:
+        body["files"] = files
+    return body
+
+
+def _files(parts: Sequence[FileInput]) -> list[Json]:
+    return [{"uri": part.url, "name": part.filename or "file"} for part in parts]

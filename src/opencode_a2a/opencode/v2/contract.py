@@ -1,0 +1,88 @@
+"""What a server of OpenCode 2 offers, by the contract that it serves itself.
+
+Releases of 2.x have renamed paths and fields within days, and their versions do not tell. So the
+driver asks the contract for every name that is known to differ. Pure.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.jsonguard import as_object
+
+SESSION: Final = "/api/session/{}"
+NEEDED: Final = (
+    ("post", "/api/session"),
+    ("get", "/api/session"),
+    ("get", "/api/session/active"),
+    ("get", SESSION),
+    ("delete", SESSION),
+    ("get", f"{SESSION}/message"),
+    ("post", f"{SESSION}/prompt"),
+    ("post", f"{SESSION}/wait"),
+    ("post", f"{SESSION}/interrupt"),
+    ("post", f"{SESSION}/agent"),
+    ("post", f"{SESSION}/model"),
+    ("post", f"{SESSION}/permission/{{}}/reply"),
+    ("post", f"{SESSION}/form/{{}}/reply"),
+    ("post", f"{SESSION}/form/{{}}/cancel"),
+    ("get", "/api/permission/request"),
+    ("get", "/api/form/request"),
+    ("get", "/api/event"),
+    ("get", "/api/agent"),
+    ("get", "/api/location"),
+)
+"""Calls without which no turn can run."""
+_METHODS: Final = ("get", "post", "put", "patch", "delete")
+
+Endpoint = tuple[str, str]
+"""A method in lower case and a path, whose parameters are written ``{}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The endpoints of a server, each with the fields that the body of a request may have."""
+
+    endpoints: Mapping[Endpoint, frozenset[str]]
+
+    @classmethod
+    def of(cls, document: JsonObject) -> Self:
+        """Read an OpenAPI document; what cannot be read is not there."""
+        schemas = as_object(as_object(document.get("components")).get("schemas"))
+        return cls(dict(_endpoints(as_object(document.get("paths")), schemas)))
+
+    def has(self, method: str, path: str) -> bool:
+        return (method, path) in self.endpoints
+
+    def takes(self, method: str, path: str, field: str) -> bool:
+        """Whether the body of a call may have a field."""
+        return field in self.endpoints.get((method, path), ())
+
+    @property
+    def missing(self) -> list[str]:
+        """The calls that turns need and the server does not have."""
+        return [f"{m.upper()} {path}" for m, path in NEEDED if not self.has(m, path)]
+
+
+def _endpoints(paths: JsonObject, schemas: JsonObject) -> Iterator[tuple[Endpoint, frozenset[str]]]:
+    for path, calls in paths.items():
+        name = re.sub(r"\{[^}]*\}", "{}", path)
+        for method, call in as_object(calls).items():
+            if method in _METHODS:
+                content = as_object(as_object(as_object(call).get("requestBody")).get("content"))
+                body = as_object(content.get("application/json")).get("schema")
+                yield (method, name), frozenset(_fields(body, schemas))
+
+
+def _fields(schema: Json, schemas: JsonObject) -> Iterator[str]:
+    given = as_object(schema)
+    named = given.get("$ref")
+    if isinstance(named, str):
+        given = as_object(schemas.get(named.rpartition("/")[2]))
+    yield from as_object(given.get("properties"))
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = given.get(key)
+        for option in options if isinstance(options, list) else ():
+            yield from as_object(as_object(option).get("properties"))

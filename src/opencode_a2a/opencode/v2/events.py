@@ -1,0 +1,424 @@
+"""The events of OpenCode 2, as those that the turn reader knows.
+
+An event of 2.x leaves out what earlier ones said: an answer does not name its prompt, the end of a
+tool call not its input. So a ``Wire2`` remembers that, for the length of one connection; after a
+gap the turn reader reads the store anyway. Nothing here knows what a turn is.
+
+A session of 2.x may go on by itself: a command or a sub-agent that the model has put into the
+background reports its end by a message of its own, and the model is asked again. Until then the
+session is not told to be idle, although its execution is over.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from opencode_a2a.bounds import Recent
+from opencode_a2a.events import Resolution
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.jsonguard import loads
+from opencode_a2a.opencode.events import (
+    Event,
+    MalformedEventError,
+    MessageUpdated,
+    PartDelta,
+    PartUpdated,
+    PermissionAsked,
+    QuestionAsked,
+    RequestSettled,
+    SessionChanged,
+    SessionDeleted,
+    SessionFailed,
+    SessionInfo,
+    SessionStatusChanged,
+    head_of,
+)
+from opencode_a2a.opencode.types import (
+    AssistantMessage,
+    Message,
+    MessageTime,
+    MessageWithParts,
+    Part,
+    SessionStatus,
+    StatusBusy,
+    StatusIdle,
+    StatusRetry,
+    Tokens,
+)
+from opencode_a2a.opencode.v2.messages import (
+    REFUSED,
+    UNKNOWN,
+    Call2,
+    Failure2,
+    Form2,
+    Permission2,
+    compaction,
+    left_in_background,
+    permission_of,
+    prompt_message,
+    question_of,
+    reasoning_part,
+    step_finish,
+    step_start,
+    text_part,
+    tool_part,
+    turn_error,
+)
+
+KNOWN_SESSIONS: Final = 10_000
+"""Sessions that a connection remembers something about."""
+_BUSY, _IDLE = StatusBusy(), StatusIdle()
+_TEXTS: Final = frozenset(
+    f"session.{kind}.{what}"
+    for kind in ("text", "reasoning")
+    for what in ("started", "delta", "ended")
+)
+_ENDS: Final = frozenset(
+    {
+        "session.execution.succeeded",
+        "session.execution.failed",
+        "session.execution.interrupted",
+    }
+)
+_TOOLS: Final = {
+    "session.tool.input.started": "streaming",
+    "session.tool.called": "running",
+    "session.tool.progress": "running",
+    "session.tool.success": "completed",
+    "session.tool.failed": "error",
+}
+_REQUESTS: Final = frozenset(
+    {
+        "permission.asked",
+        "permission.replied",
+        "form.created",
+        "form.replied",
+        "form.cancelled",
+    }
+)
+_OTHERS: Final = frozenset(
+    {
+        "session.created",
+        "session.renamed",
+        "session.deleted",
+        "session.inbox.enqueued",
+        "session.inbox.delivered",
+        "session.input.admitted",
+        "session.input.promoted",
+        "session.execution.started",
+        "session.retry.scheduled",
+        "session.compaction.started",
+        "session.compaction.ended",
+        "session.compaction.failed",
+        "session.step.started",
+        "session.step.ended",
+        "session.step.failed",
+    }
+)
+_REPLIES: Final[Mapping[str, Resolution]] = {
+    "once": "once",
+    "always": "always",
+    "reject": "rejected",
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    """What was heard of a tool call."""
+
+    name: str = ""
+    input: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class _Session:
+    """What earlier events said about a session."""
+
+    title: str = ""
+    directory: str = ""
+    parent_id: SessionId | None = None
+    inbox: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Prompts that the model has not been given yet."""
+    calls: dict[tuple[str, str], _Call] = field(default_factory=dict[tuple[str, str], _Call])
+    """By message and call."""
+    steps: dict[str, AssistantMessage] = field(default_factory=dict[str, AssistantMessage])
+    """The answers that are being written."""
+    starts: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each of them was begun: more than once if the provider failed."""
+    refused: set[str] = field(default_factory=set[str])
+    """Answers with a tool call that a person refused."""
+    compaction: MessageId | None = None
+    background: dict[str, str] = field(default_factory=dict[str, str])
+    """Work in the background: the ids of its tool call, with those of its command or session."""
+
+    def forget_execution(self) -> None:
+        """Forget what only matters while the session works."""
+        self.calls.clear()
+        self.steps.clear()
+        self.starts.clear()
+        self.refused.clear()
+
+
+class Wire2:
+    """The decoder of one connection to an OpenCode 2."""
+
+    followed = frozenset(name.encode() for name in (*_TEXTS, *_ENDS, *_TOOLS, *_REQUESTS, *_OTHERS))
+    texts = frozenset(
+        name.encode()
+        for name in (
+            *_TEXTS,
+            *_ENDS,
+            "session.step.started",
+            "session.retry.scheduled",
+            "session.deleted",
+        )
+    )
+
+    def __init__(self, prompts: MutableMapping[SessionId, MessageId]) -> None:
+        """Use ``prompts`` for the last prompt of each session, as far as it is known."""
+        self._prompts = prompts
+        self._sessions = Recent[SessionId, _Session](KNOWN_SESSIONS)
+
+    def head(self, data: bytes) -> tuple[bytes, bytes]:
+        return head_of(data)
+
+    def decode(self, data: bytes) -> Sequence[Event]:
+        try:
+            frame = loads(data)
+            kind, event_id, given = frame["type"], frame["id"] + "", frame["data"]
+            session = given.get("sessionID") or given["form"]["sessionID"]
+            return [*self._events(kind, event_id, SessionId(session + ""), frame, given)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # The text of a validation error repeats the payload, which is the user's.
+            raise MalformedEventError(type(error).__name__) from error
+
+    def _events(
+        self,
+        kind: str,
+        event_id: str,
+        session: SessionId,
+        frame: dict[str, Any],
+        data: dict[str, Any],
+    ) -> Iterator[Event]:
+        if kind in ("session.text.delta", "session.reasoning.delta"):
+            message = MessageId(data["assistantMessageID"])
+            part_id = f"{message}:{kind[8]}{data['ordinal']}"
+            yield PartDelta(event_id, session, message, part_id, data["delta"] + "")
+            return
+        state = self._sessions.get(session)
+        if state is None:
+            state = self._sessions[session] = _Session()
+        at = round(frame.get("created") or 0)
+        tell = _Tell(event_id, session)
+        if kind in _TEXTS:
+            yield tell.part(_text(kind, session, data))
+        elif kind in _TOOLS:
+            yield tell.part(self._tool(kind, state, session, data))
+        elif kind in _REQUESTS:
+            yield _request(kind, tell, frame, data)
+        elif kind.startswith("session.step."):
+            yield from self._step(kind, state, tell, at, data)
+        elif kind.startswith(("session.inbox.", "session.input.")):
+            yield from self._prompt(kind, state, tell, at, data)
+        elif kind.startswith("session.compaction."):
+            yield from _compaction(kind, state, tell, at, data)
+        elif kind.startswith("session.execution."):
+            yield from _execution(kind, state, tell, data)
+        elif kind == "session.retry.scheduled":
+            words = turn_error(Failure2.model_validate(data["error"])).data.message or ""
+            yield tell.status(
+                StatusRetry(attempt=data["attempt"] - 1, message=words, next=data["at"])
+            )
+        elif kind == "session.deleted":
+            del self._sessions[session]
+            yield SessionDeleted(event_id=event_id, session_id=session)
+        else:
+            yield _named(kind, state, tell, frame, data)
+
+    def _prompt(
+        self, kind: str, state: _Session, tell: "_Tell", at: int, data: dict[str, Any]
+    ) -> Iterator[Event]:
+        """Tell of a prompt once the model is given it; before that it is only in the inbox."""
+        inbox_id = data.get("inboxID") or data["inputID"]
+        if kind in ("session.inbox.enqueued", "session.input.admitted"):
+            state.inbox[inbox_id] = data.get("item") or data.get("input") or data
+            return
+        item = state.inbox.pop(inbox_id, None)
+        if item is None or item["type"] not in ("user", "synthetic"):
+            return
+        message = self._prompts[tell.session] = MessageId(inbox_id)
+        payload = _object(item, "payload") or _object(item, "data")
+        text, synthetic = payload.get("text", "") + "", item["type"] == "synthetic"
+        if synthetic:
+            for call, work in list(state.background.items()):
+                if call in text or work in text:
+                    del state.background[call]
+        yield from tell.message(prompt_message(tell.session, message, at, text, synthetic))
+
+    def _step(
+        self, kind: str, state: _Session, tell: "_Tell", at: int, data: dict[str, Any]
+    ) -> Iterator[Event]:
+        session, message = tell.session, MessageId(data["assistantMessageID"])
+        known = state.steps.get(message) or AssistantMessage(
+            id=message,
+            session_id=session,
+            parent_id=self._prompts.get(session, UNKNOWN),
+            time=MessageTime(created=at),
+        )
+        if kind == "session.step.started":
+            model = _object(data, "model")
+            begun = {
+                "provider_id": model.get("providerID"),
+                "model_id": model.get("id"),
+                "agent": data.get("agent"),
+            }
+            state.steps[message] = known.model_copy(update=begun)
+            number = state.starts[message] = state.starts.get(message, 0) + 1
+            yield tell.info(state.steps[message])
+            yield tell.part(step_start(session, message, number))
+            return
+        state.steps.pop(message, None)
+        refused, error = message in state.refused, data.get("error")
+        failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
+        finish = "tool-calls" if refused else data.get("finish")
+        if kind == "session.step.ended":
+            yield tell.part(step_finish(session, message, data.get("finish") or ""))
+        ended = AssistantMessage.model_validate(
+            {
+                **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),
+                "time": {"created": known.time.created, "completed": at},
+                "cost": data.get("cost"),
+                "tokens": Tokens.model_validate(data.get("tokens") or {}),
+                "finish": None if finish == "error" else finish,
+                "error": failure,
+            }
+        )
+        yield tell.info(ended)
+
+    def _tool(self, kind: str, state: _Session, session: SessionId, data: dict[str, Any]) -> Part:
+        message = MessageId(data["assistantMessageID"])
+        call_id = data["id"] if "id" in data else data["callID"]
+        known = state.calls.setdefault((message, call_id), _Call())
+        known.name = data.get("name") or data.get("tool") or known.name
+        known.input = data.get("input") or known.input
+        call = Call2.model_validate(
+            {
+                "status": _TOOLS[kind],
+                "input": known.input,
+                "content": data.get("content") or [],
+                "metadata": data.get("metadata") or data.get("structured"),
+                "error": data.get("error"),
+            }
+        )
+        if kind == "session.tool.failed" and call.error and call.error.message in REFUSED:
+            state.refused.add(message)
+        if kind == "session.tool.success" and (work := left_in_background(call.metadata)):
+            state.background[call_id] = work
+        return tool_part(session, message, call_id, known.name or "unknown", call)
+
+
+def _object(data: dict[str, Any], key: str) -> dict[str, Any]:
+    found: dict[str, Any] = data.get(key) or {}
+    return found
+
+
+@dataclass(slots=True)
+class _Tell:
+    """Makes the events that one frame stands for; each needs an id of its own."""
+
+    event_id: str
+    session: SessionId
+    told: int = 0
+
+    def next_id(self) -> str:
+        self.told += 1
+        return f"{self.event_id}.{self.told}"
+
+    def part(self, part: Part) -> PartUpdated:
+        return PartUpdated(event_id=self.next_id(), session_id=self.session, part=part)
+
+    def info(self, info: Message) -> MessageUpdated:
+        return MessageUpdated(event_id=self.next_id(), session_id=self.session, info=info)
+
+    def message(self, message: MessageWithParts) -> Iterator[Event]:
+        yield self.info(message.info)
+        for part in message.parts:
+            yield self.part(part)
+
+    def status(self, status: SessionStatus) -> SessionStatusChanged:
+        return SessionStatusChanged(self.next_id(), self.session, status)
+
+
+def _text(kind: str, session: SessionId, data: dict[str, Any]) -> Part:
+    _, channel, what = kind.split(".")
+    make = text_part if channel == "text" else reasoning_part
+    message, number, begins = (
+        MessageId(data["assistantMessageID"]),
+        data["ordinal"],
+        what != "ended",
+    )
+    return make(session, message, number, "" if begins else data["text"], growing=begins)
+
+
+def _request(kind: str, tell: _Tell, frame: dict[str, Any], data: dict[str, Any]) -> Event:
+    place = _object(frame, "location").get("directory")
+    match kind:
+        case "permission.asked":
+            asked = permission_of(Permission2.model_validate(data))
+            return PermissionAsked(event_id=tell.next_id(), directory=place, **dict(asked))
+        case "form.created":
+            form = question_of(Form2.model_validate(data["form"]))
+            return QuestionAsked(event_id=tell.next_id(), directory=place, **dict(form))
+        case "permission.replied":
+            reply = data.get("reply") or data["decision"]
+            request = RequestId(data["requestID"] + "")
+            return RequestSettled(
+                tell.next_id(), tell.session, request, "permission", _REPLIES[reply]
+            )
+        case _:
+            resolution: Resolution = "replied" if kind == "form.replied" else "rejected"
+            request = RequestId(data["id"] + "")
+            return RequestSettled(tell.next_id(), tell.session, request, "question", resolution)
+
+
+def _compaction(
+    kind: str, state: _Session, tell: _Tell, at: int, data: dict[str, Any]
+) -> Iterator[Event]:
+    if kind == "session.compaction.started":
+        asked = data.get("inputID") or f"msg_{tell.event_id.partition('_')[2]}"
+        state.compaction = MessageId(asked)
+        for message in compaction(tell.session, state.compaction, at, "running"):
+            yield from tell.message(message)
+    elif state.compaction is not None:
+        message, state.compaction = state.compaction, None
+        _, summary = compaction(tell.session, message, at, "completed")
+        yield from tell.message(summary)
+
+
+def _execution(kind: str, state: _Session, tell: _Tell, data: dict[str, Any]) -> Iterator[Event]:
+    if kind == "session.execution.started":
+        yield tell.status(_BUSY)
+        return
+    state.forget_execution()
+    if kind == "session.execution.failed":
+        error = turn_error(Failure2.model_validate(data["error"]))
+        yield SessionFailed(event_id=tell.next_id(), session_id=tell.session, error=error)
+    if not state.background:
+        yield tell.status(_IDLE)
+
+
+def _named(
+    kind: str, state: _Session, tell: _Tell, frame: dict[str, Any], data: dict[str, Any]
+) -> Event:
+    """Tell the title and the place of a session, which ``session.renamed`` knows in part."""
+    if kind == "session.created":
+        info = _object(data, "info") or data  # previews wrap it
+        place = _object(info, "location") or _object(frame, "location")
+        state.directory, state.parent_id = place.get("directory") or "", info.get("parentID")
+        state.title = info.get("title") or state.title
+    else:
+        state.title = data["title"] + ""
+        place = _object(frame, "location")
+        state.directory = state.directory or place.get("directory") or ""
+    info = SessionInfo(state.title, state.directory, state.parent_id)
+    return SessionChanged(tell.next_id(), tell.session, info)

@@ -1,0 +1,513 @@
+"""Values of OpenCode 2 as those that the rest of the service knows.
+
+Messages with their content, tool calls, errors, permissions and forms. ``v2.events`` uses the same
+functions for what events tell piece by piece, so that a part has the same id and content wherever
+it is read. Pure.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, Field
+
+from opencode_a2a.events import Json, JsonObject, Question, QuestionOption
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.jsonguard import as_object, loads, text_in
+from opencode_a2a.opencode.types import (
+    AnyObject,
+    AssistantMessage,
+    CompactionPart,
+    Cost,
+    Fields,
+    FilePart,
+    MessageTime,
+    MessageWithParts,
+    Moment,
+    Part,
+    PartTime,
+    PatchPart,
+    PermissionRequest,
+    PermissionRule,
+    QuestionRequest,
+    Readable,
+    ReasoningPart,
+    Shown,
+    ShownText,
+    StepFinishPart,
+    StepStartPart,
+    TextPart,
+    Tokens,
+    ToolCompleted,
+    ToolFailed,
+    ToolPart,
+    ToolPending,
+    ToolRef,
+    ToolRunning,
+    ToolState,
+    TurnError,
+    TurnErrorData,
+    UserMessage,
+    Wire,
+)
+from opencode_a2a.rights import Action
+
+OURS: Final = {"shell": "bash", "subagent": "task"}
+"""The names in OpenCode 1, and in our rules, for actions and tools that 2.x calls otherwise."""
+THEIRS: Final = {ours: theirs for theirs, ours in OURS.items()}
+REFUSED: Final = {
+    "The user declined this tool call": "The user rejected permission to use this tool",
+    "The user dismissed this question": "The user dismissed this question",
+}
+"""The error of a tool that a person refused, with that of 1.x, by which a refusal is known."""
+UNKNOWN: Final = MessageId("msg_unknown")
+"""The prompt of an answer whose prompt was not heard of; the store will tell."""
+_ERRORS: Final = {
+    "aborted": "MessageAbortedError",
+    "provider.auth": "ProviderAuthError",
+    "provider.content-filter": "ContentFilterError",
+    "provider.context-overflow": "ContextOverflowError",
+}
+_WHOLE: Final = re.compile(r"Provider request failed with HTTP (\d{3}):? ?(.*)", re.DOTALL)
+"""How previews tell an error of the provider: with its whole answer in place of its words."""
+_NOTE: Final = re.compile(r"(Warnings:.*?)?Command exited with code -?\d+\.$", re.DOTALL)
+"""A second text that the tool `shell` adds for the model; the code is in the metadata."""
+
+
+class Failure2(Wire):
+    type: ShownText = ""
+    message: ShownText = ""
+    status: Annotated[int | None, Shown] = None
+
+
+class Content2(Wire):
+    """What a tool returned: a text or a file."""
+
+    type: str
+    text: ShownText = ""
+    uri: ShownText = ""
+    mime: ShownText = ""
+
+
+def _unwrapped(value: Json) -> Json:
+    """Take the metadata of a sub-agent out of the second pair of braces that previews have."""
+    if isinstance(value, dict) and [*value] == ["metadata"]:
+        return value["metadata"]
+    return value
+
+
+class Call2(Wire):
+    """The state of a tool call."""
+
+    status: str = ""
+    input: Annotated[AnyObject, Fields] = Field(default_factory=dict[str, Json])
+    content: Readable[Content2] = Field(default_factory=list[Content2])
+    metadata: Annotated[AnyObject | None, Shown, BeforeValidator(_unwrapped)] = None
+    error: Annotated[Failure2 | None, Shown] = None
+
+
+class Block2(Wire):
+    """A piece of an answer: text, reasoning or a tool call."""
+
+    type: str
+    text: ShownText = ""
+    id: ShownText = ""
+    name: ShownText = ""
+    state: Annotated[Call2, Fields] = Call2()
+
+
+class Model2(Wire):
+    id: ShownText = ""
+    provider_id: ShownText = ""
+
+
+class Snapshot2(Wire):
+    files: Readable[str] = Field(default_factory=list[str])
+
+
+class Message2(Wire):
+    """A message of any type; each type has some of the fields."""
+
+    id: MessageId
+    type: str
+    time: Annotated[MessageTime, Fields] = MessageTime()
+    text: ShownText = ""
+    status: ShownText = ""
+    agent: Annotated[str | None, Shown] = None
+    model: Annotated[Model2, Fields] = Model2()
+    content: Readable[Block2] = Field(default_factory=list[Block2])
+    finish: Annotated[str | None, Shown] = None
+    cost: Cost = 0.0
+    tokens: Annotated[Tokens, Fields] = Tokens()
+    error: Annotated[Failure2 | None, Shown] = None
+    retry: Annotated[AnyObject | None, Shown] = None
+    snapshot: Annotated[Snapshot2, Fields] = Snapshot2()
+    command: ShownText = ""
+    output: Annotated[AnyObject, Fields] = Field(default_factory=dict[str, Json])
+
+    @property
+    def refused(self) -> bool:
+        """Whether a person refused a tool call of it."""
+        errors = (block.state.error for block in self.content)
+        return any(error is not None and error.message in REFUSED for error in errors)
+
+
+def turn_error(error: Failure2) -> TurnError:
+    data = TurnErrorData(message=error.message, status_code=error.status)
+    if (whole := _WHOLE.match(error.message)) is not None:
+        try:
+            body = as_object(as_object(loads(whole[2].encode())).get("error"))
+        except ValueError:
+            body = {}
+        data = TurnErrorData(message=text_in(body, "message"), status_code=int(whole[1]))
+    return TurnError(name=_ERRORS.get(error.type, "APIError"), data=data)
+
+
+# Tool calls
+
+
+def tool_state(name: str, call: Call2) -> ToolState:
+    """Return the state of a call of the tool that 2.x calls ``name``."""
+    metadata: JsonObject = dict(call.metadata or {})
+    if name == "subagent" and "sessionID" in metadata:
+        metadata["sessionId"] = metadata["sessionID"]
+    if isinstance(files := metadata.get("files"), list):
+        metadata["diff"] = patches(files)
+    match call.status:
+        case "streaming":
+            return ToolPending()
+        case "running":
+            return ToolRunning(input=call.input, metadata=metadata or None)
+        case "completed":
+            shown = (one.text for one in call.content if one.type == "text")
+            text = "\n".join(one for one in shown if not _NOTE.match(one))
+            return ToolCompleted(input=call.input, output=text, metadata=metadata or None)
+        case _:
+            message = call.error.message if call.error else ""
+            error = REFUSED.get(message, message)
+            return ToolFailed(input=call.input, error=error, metadata=metadata or None)
+
+
+def tool_part(
+    session: SessionId, message: MessageId, call_id: str, name: str, call: Call2
+) -> ToolPart:
+    state = tool_state(name, call)
+    if isinstance(state, ToolCompleted):
+        files = [
+            FilePart(
+                id=f"{message}:{call_id}:{number}",
+                session_id=session,
+                message_id=message,
+                mime=one.mime,
+                url=one.uri,
+            )
+            for number, one in enumerate(call.content)
+            if one.type == "file"
+        ]
+        state = state.model_copy(update={"attachments": files})
+    return ToolPart(
+        id=f"{message}:{call_id}",
+        session_id=session,
+        message_id=message,
+        call_id=call_id,
+        tool=OURS.get(name, name),
+        state=state,
+    )
+
+
+def left_in_background(metadata: JsonObject | None) -> str | None:
+    """Return the command or session that a completed call has put into the background, if any.
+
+    A command that has ended tells how; previews have no ``status``.
+    """
+    match metadata:
+        case {"exit": _} | {"timeout": True}:
+            return None
+        case {"shellID": str(work)} | {"status": "running", "sessionID": str(work)}:
+            return work
+        case _:
+            return None
+
+
+def patches(files: Sequence[Json]) -> str:
+    """Return the changes to several files as one text, as 1.x has them."""
+    found = (file.get("patch") for file in files if isinstance(file, dict))
+    return "\n".join(patch for patch in found if isinstance(patch, str))
+
+
+# Messages
+
+
+def stored(
+    session: SessionId, listed: Iterable[Message2], parent: MessageId = UNKNOWN
+) -> Iterator[MessageWithParts]:
+    """Yield messages, oldest first, as 1.x has them.
+
+    An answer of 2.x does not name its prompt: it belongs to the last one before it. ``parent`` is
+    the prompt before the first message.
+    """
+    for message in listed:
+        match message.type:
+            case "user" | "synthetic":
+                parent = message.id
+                synthetic = message.type == "synthetic"
+                yield prompt_message(session, parent, message.time.created, message.text, synthetic)
+            case "compaction":
+                yield from compaction(session, message.id, message.time.created, message.status)
+            case "assistant":
+                yield _answer(session, parent, message)
+            case "shell":
+                yield _shell(session, message)
+            case _:
+                pass
+
+
+def prompt_message(
+    session: SessionId, message: MessageId, created: Moment, text: str, synthetic: bool
+) -> MessageWithParts:
+    info = UserMessage(id=message, session_id=session, time=MessageTime(created=created))
+    part = TextPart(
+        id=f"{message}:0", session_id=session, message_id=message, text=text, synthetic=synthetic
+    )
+    return MessageWithParts(info=info, parts=[part])
+
+
+def compaction(
+    session: SessionId, message: MessageId, created: Moment, status: str
+) -> Iterator[MessageWithParts]:
+    """Yield the request for a compaction, and the summary if there is one, as 1.x has them."""
+    info = UserMessage(id=message, session_id=session, time=MessageTime(created=created))
+    part = CompactionPart(id=f"{message}:c", session_id=session, message_id=message)
+    yield MessageWithParts(info=info, parts=[part])
+    if status in ("completed", "failed"):
+        summary = AssistantMessage(
+            id=MessageId(f"{message}s"),
+            session_id=session,
+            parent_id=message,
+            summary=True,
+            finish="stop",
+            time=MessageTime(created=created, completed=created),
+        )
+        yield MessageWithParts(info=summary, parts=[])
+
+
+def text_part(
+    session: SessionId, message: MessageId, number: int, text: str, *, growing: bool
+) -> TextPart:
+    return TextPart(
+        id=f"{message}:t{number}",
+        session_id=session,
+        message_id=message,
+        text=text,
+        time=PartTime(end=None if growing else 1),
+    )
+
+
+def reasoning_part(
+    session: SessionId, message: MessageId, number: int, text: str, *, growing: bool
+) -> ReasoningPart:
+    return ReasoningPart(
+        id=f"{message}:r{number}",
+        session_id=session,
+        message_id=message,
+        text=text,
+        time=PartTime(end=None if growing else 1),
+    )
+
+
+def step_start(session: SessionId, message: MessageId, number: int) -> StepStartPart:
+    return StepStartPart(id=f"{message}:s{number}", session_id=session, message_id=message)
+
+
+def step_finish(session: SessionId, message: MessageId, reason: str) -> StepFinishPart:
+    return StepFinishPart(id=f"{message}:f", session_id=session, message_id=message, reason=reason)
+
+
+def _answer(session: SessionId, parent: MessageId, message: Message2) -> MessageWithParts:
+    parts: list[Part] = [step_start(session, message.id, 1)]
+    texts = thoughts = 0
+    for block in message.content:
+        # A text is stored when it is complete.
+        growing = not (message.time.completed or block.text)
+        match block.type:
+            case "text":
+                parts.append(text_part(session, message.id, texts, block.text, growing=growing))
+                texts += 1
+            case "reasoning":
+                parts.append(
+                    reasoning_part(session, message.id, thoughts, block.text, growing=growing)
+                )
+                thoughts += 1
+            case "tool":
+                parts.append(tool_part(session, message.id, block.id, block.name, block.state))
+            case _:
+                pass
+    if message.finish and message.finish != "error":
+        parts.append(step_finish(session, message.id, message.finish))
+    if message.snapshot.files:
+        files = message.snapshot.files
+        parts.append(
+            PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
+        )
+    finish = None if message.finish == "error" else message.finish
+    error = turn_error(message.error) if message.error else None
+    if message.refused:
+        finish, error = "tool-calls", None
+    info = AssistantMessage(
+        id=message.id,
+        session_id=session,
+        parent_id=parent,
+        provider_id=message.model.provider_id or None,
+        model_id=message.model.id or None,
+        agent=message.agent,
+        time=message.time,
+        cost=message.cost,
+        tokens=message.tokens,
+        finish=finish,
+        error=error,
+    )
+    return MessageWithParts(info=info, parts=parts)
+
+
+def _shell(session: SessionId, message: Message2) -> MessageWithParts:
+    """Return a command that a person ran, as the answer with a tool call that it is in 1.x."""
+    text = message.output.get("output")
+    call = Call2(
+        status="completed" if message.time.completed else "running",
+        input={"command": message.command},
+        content=[Content2(type="text", text=text if isinstance(text, str) else "")],
+    )
+    info = AssistantMessage(
+        id=message.id, session_id=session, parent_id=UNKNOWN, finish="stop", time=message.time
+    )
+    return MessageWithParts(
+        info=info, parts=[tool_part(session, message.id, message.id, "shell", call)]
+    )
+
+
+# Permissions and questions
+
+
+class Source2(Wire):
+    message_id: MessageId
+    id: ShownText = ""
+    call_id: ShownText = ""
+
+    def ref(self) -> ToolRef:
+        return ToolRef(message_id=self.message_id, call_id=self.id or self.call_id)
+
+
+class Permission2(Wire):
+    id: RequestId
+    session_id: SessionId
+    action: str
+    resources: Readable[str] = Field(default_factory=list[str])
+    save: Readable[str] = Field(default_factory=list[str])
+    metadata: Annotated[AnyObject, Fields] = Field(default_factory=dict[str, Json])
+    source: Annotated[Source2 | None, Shown] = None
+
+
+def permission_of(asked: Permission2) -> PermissionRequest:
+    metadata = dict(asked.metadata)
+    files = metadata.pop("files", None)
+    if isinstance(files, list):
+        metadata["diff"] = patches(files)
+        match files:
+            case [{"file": str(file)}, *_]:
+                metadata["filepath"] = file
+            case _:
+                pass
+    return PermissionRequest(
+        id=asked.id,
+        session_id=asked.session_id,
+        permission=OURS.get(asked.action, asked.action),
+        patterns=asked.resources,
+        always=asked.save,
+        metadata=metadata,
+        tool=asked.source.ref() if asked.source else None,
+    )
+
+
+class Option2(Wire):
+    value: ShownText = ""
+    label: ShownText = ""
+    description: ShownText = ""
+
+
+class Field2(Wire):
+    """A field of a form; the tool `question` makes one for each question."""
+
+    key: str
+    type: str
+    title: ShownText = ""
+    description: ShownText = ""
+    options: Readable[Option2] = Field(default_factory=list[Option2])
+    custom: bool | None = None
+
+    def answer(self, given: Sequence[str]) -> Json:
+        """Return the value for what a person answered: labels of options, or free texts."""
+        values = {option.label: option.value for option in self.options}
+        chosen = [values.get(one, one) for one in given]
+        match self.type:
+            case "multiselect":
+                return [*chosen]
+            case "boolean":
+                return chosen[0].strip().lower() in ("yes", "true", "y", "1")
+            case "number" | "integer":
+                try:
+                    return int(chosen[0]) if self.type == "integer" else float(chosen[0])
+                except ValueError:
+                    return chosen[0]  # OpenCode says what is wrong with it
+            case _:
+                return chosen[0]
+
+
+class FormMetadata2(Wire):
+    tool: Annotated[Source2 | None, Shown] = None
+
+
+class Form2(Wire):
+    id: RequestId
+    session_id: SessionId
+    fields: Readable[Field2] = Field(default_factory=list[Field2])
+    metadata: Annotated[FormMetadata2, Fields] = FormMetadata2()
+
+    def answer(self, answers: Sequence[Sequence[str]]) -> JsonObject:
+        pairs = zip(self.fields, answers, strict=False)
+        return {field.key: field.answer(given) for field, given in pairs if given}
+
+
+def question_of(form: Form2) -> QuestionRequest:
+    questions = [
+        Question(
+            field.description or field.title or field.key,
+            field.title,
+            [QuestionOption(one.label or one.value, one.description) for one in field.options],
+            field.type == "multiselect",
+            not field.options if field.custom is None else field.custom,
+        )
+        for field in form.fields
+    ]
+    tool = form.metadata.tool
+    return QuestionRequest(
+        id=form.id,
+        session_id=form.session_id,
+        questions=questions,
+        tool=tool.ref() if tool else None,
+    )
+
+
+class Rule2(Wire):
+    action: str
+    resource: str
+    effect: Action
+
+
+def rule_of(rule: Rule2) -> PermissionRule:
+    name = OURS.get(rule.action, rule.action)
+    return PermissionRule(permission=name, pattern=rule.resource, action=rule.effect)
+
+
+def rule_to(rule: PermissionRule) -> JsonObject:
+    name = THEIRS.get(rule.permission, rule.permission)
+    return {"action": name, "resource": rule.pattern, "effect": rule.action}

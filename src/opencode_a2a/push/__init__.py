@@ -1,0 +1,1 @@
+"""Push notifications: due webhooks are claimed, and their next change is sent."""

@@ -1,0 +1,203 @@
+"""What a person sees of a request in the console before it can be allowed."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Locator, Page, expect
+
+from opencode_a2a.printable import visible
+from tests.browser.cases import CASES, Case
+from tests.browser.conftest import AXE, DESKTOP, PHONE, Look, check
+from tests.support.asking import AskingOpenCode
+from tests.support.service import Running, message, serving, settings_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+OUTSIDE = """(card) => {
+  const texts = document.createTreeWalker(card, NodeFilter.SHOW_TEXT);
+  const range = document.createRange(), out = [], place = card.getBoundingClientRect();
+  const [left, right] = [Math.max(place.left, 0), Math.min(place.right, innerWidth) + 0.5];
+  while (texts.nextNode()) {
+    if (texts.currentNode.parentElement.closest(".sr, [hidden]")) continue;
+    range.selectNodeContents(texts.currentNode);
+    for (const box of range.getClientRects())
+      if (box.left < left || box.right > right) out.push(texts.currentNode.data);
+  }
+  const cut = (one) => one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight;
+  const inside = [...card.querySelectorAll(".subject, .subject *, code")];
+  const hiding = inside.filter((one) => one.clientWidth && cut(one));
+  return [...out, ...hiding.map((one) => one.outerHTML)];
+}"""
+"""The texts of a card that are drawn beside it or the screen, and its elements that hide a part."""
+SEEN = """(card) => {
+  const { top, bottom } = card.closest(".scroller, main").getBoundingClientRect();
+  const boxes = [...card.querySelectorAll("h3, .end")].map((one) => one.getBoundingClientRect());
+  return boxes.map((box) => box.top >= top && box.bottom <= bottom);
+}"""
+"""Whether beginning and end of a request are on the screen now."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opencode(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[AskingOpenCode]:
+    requests = {name: case.asked for name, case in CASES.items()}
+    made = AskingOpenCode(tmp_path_factory.mktemp("workspace"), requests)
+    async with made.running():
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    opencode: AskingOpenCode, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with serving(settings_for(opencode, tmp_path_factory.mktemp("state"))) as running:
+        yield running
+
+
+async def ask(service: Running, name: str) -> Any:
+    """Have OpenCode ask for something, and return the task that waits."""
+    answer = await service.http.post(
+        "/message:send", json=message(name), headers={"A2A-Version": "1.0"}
+    )
+    return answer.raise_for_status().json()["task"]
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_what_is_allowed_was_on_the_screen(
+    look: Look, service: Running, opencode: AskingOpenCode, name: str
+) -> None:
+    case, task = CASES[name], await ask(service, name)
+    page = await look(f"{service.url}/console#/task/{task['id']}", size=PHONE)
+    card = page.locator(".ask")
+    allow = card.get_by_role("button", name="Allow once")
+    await expect(allow).to_be_visible()
+
+    for size in (PHONE, DESKTOP):
+        await page.set_viewport_size({"width": size[0], "height": size[1]})
+        text = await card.inner_text()
+        assert [one for one in case.shows if one not in text] == []
+        assert [one for one in case.hides if one in text] == []
+        assert await card.evaluate(OUTSIDE) == []
+    await read_to_the_end(page, card, case)
+    await grant(card, case)
+    await allow.click()
+
+    await expect(page.locator(".bar .state")).to_have_text("completed")
+    await expect(page.locator(".asked .settled")).to_contain_text("Allowed once")
+
+
+async def read_to_the_end(page: Page, card: Locator, case: Case) -> None:
+    """Nothing can be allowed before the end was on the screen; then it can, without a click."""
+    await page.reload()
+    allow = card.get_by_role("button", name="Allow once")
+    await expect(allow).to_be_visible()
+    if case.long:
+        await expect(card.get_by_role("button", name="Show the rest")).to_be_visible()
+        assert await card.evaluate(SEEN) == [True, False]
+        await expect(allow).to_be_disabled()
+        await card.focus()
+        await page.keyboard.press("a")
+        await expect(card.get_by_role("button", name="Deny…")).to_be_enabled()
+        await page.keyboard.press("End")
+        await expect(card.get_by_role("button", name="Show the rest")).to_be_hidden()
+    await expect(allow).to_be_enabled()
+    assert await page.evaluate("document.documentElement.scrollTop") == 0
+
+
+async def grant(card: Locator, case: Case) -> None:
+    """What a broader answer allows is said, and asked again if that is nearly everything."""
+    said = await card.locator(".wider > .note").inner_text()
+    every = f"every use of {case.asked.permission}"
+    wanted = [every] if "*" in case.asked.always else [*case.asked.always]
+    assert [one for one in wanted if one not in said] == []
+    if case.wide:
+        broader = card.get_by_role("button", name="Allow for this task", exact=True)
+        await broader.click()
+        again = card.get_by_role("group", name="Are you sure?")
+        await expect(again).to_contain_text("This is broad.")
+        await again.get_by_role("button", name="Back").click()
+        await expect(broader).to_be_focused()
+
+
+async def test_the_rule_for_what_nobody_sees_is_that_of_the_terminal(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+
+    named = await page.evaluate(
+        """async () => {
+          const { visible } = await import("./console/odd.js");
+          const is = (text) => visible(text) !== text;
+          return [...Array(0x110000).keys()].filter((point) => is(String.fromCodePoint(point)));
+        }"""
+    )
+
+    assert named == [point for point in range(0x110000) if visible(chr(point)) != chr(point)]
+    for text in ("a" + " " * 39, "a" + " " * 40, "\t" * 41 + "b", "\U000e0041 ⟨U+202E⟩"):
+        script = f"import('./console/odd.js').then(({{ visible }}) => visible({json.dumps(text)}))"
+        assert await page.evaluate(script) == visible(text)
+
+
+async def test_markdown_becomes_nodes_and_nothing_else(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console")
+    texts = {
+        "a *b* **c** ~~d~~ `e&amp;` &amp; &#65; \\*": (
+            "<p>a <em>b</em> <strong>c</strong> <del>d</del> <code>e&amp;amp;</code> &amp; A *</p>"
+        ),
+        "# one\n\nTwo\n---": "<h3>one</h3><h4>Two</h4>",
+        "1. a\n2. b\n   - c\n   - [x] d": (
+            "<ol><li>a</li><li>b<ul><li>c</li><li>☑ d</li></ul></li></ol>"
+        ),
+        "> q\n> r\n\n***": "<blockquote><p>q\nr</p></blockquote><hr>",
+        "<b>x</b> ![i](https://x.example/i.png)": (
+            '<p>&lt;b&gt;x&lt;/b&gt; <a href="https://x.example/i.png" target="_blank"'
+            ' rel="noopener noreferrer">i</a></p>'
+        ),
+        "[a](javascript:1) [b](data:x)": "<p>a (javascript:1) b (data:x)</p>",
+        "<script>\nx\n</script>": '<p class="raw">&lt;script&gt;\nx\n&lt;/script&gt;</p>',
+        ">" * 20_000: f'<p class="raw">{"&gt;" * 20_000}</p>',
+    }
+
+    made = await page.evaluate(
+        """async (texts) => {
+          const { markdown } = await import("./console/markdown.js");
+          return texts.map((text) => markdown(text).map((one) => one.outerHTML).join(""));
+        }""",
+        [*texts],
+    )
+    code = await page.evaluate(
+        """async () => {
+          const { blocks } = await import("./console/markdown.js");
+          const found = blocks("a\\n\\n```py\\nx = 1\\n```\\n\\nb");
+          return found.map(({ node, at }) => [node.innerText || node.textContent, at]);
+        }"""
+    )
+
+    assert made == [*texts.values()]
+    assert code == [["a", 0], ["pyCopyx = 1", 3], ["b", 20]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_where_requests_wait(
+    look: Look, service: Running, scheme: str
+) -> None:
+    names = ("right to left", "shells among the grants", "sub-agent", "comments of SQL")
+    tasks = [await ask(service, name) for name in (*names, names[0])]
+    page = await look(f"{service.url}/console#/prompts", color_scheme=scheme)
+    await expect(page.locator(".ask")).to_have_count(len(tasks))
+    for task, name in zip(tasks, names, strict=False):
+        card = page.get_by_role("region", name=name)
+        await expect(card.first.get_by_role("link", name=name)).to_be_visible()
+        assert await page.locator(f"main a[href='#/task/{task['id']}']").count() == 1
+
+    await page.evaluate(AXE.read_text())
+    await check(page, "what waits")
+    wide = page.get_by_role("region", name=names[1])
+    await wide.scroll_into_view_if_needed()
+    await wide.get_by_role("button", name="Allow for this task").click()
+    await expect(wide.get_by_role("group", name="Are you sure?")).to_be_visible()
+    await check(page, "asked again")
+    for task in tasks:
+        await service.http.post(f"/tasks/{task['id']}:cancel", headers={"A2A-Version": "1.0"})

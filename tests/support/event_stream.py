@@ -1,0 +1,37 @@
+"""What OpenCode's event stream has told, for tests that wait for a part of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from opencode_a2a.opencode.client import OpenCode
+
+
+class ReceivedEvents:
+    """The bytes of the stream so far."""
+
+    def __init__(self) -> None:
+        self._received = b""
+        self._more = asyncio.Event()
+
+    def take(self, chunk: bytes) -> None:
+        self._received += chunk
+        self._more.set()
+
+    async def until(self, part: bytes) -> None:
+        while part not in self._received:
+            self._more.clear()
+            await self._more.wait()
+
+
+@asynccontextmanager
+async def listening(opencode: OpenCode) -> AsyncGenerator[ReceivedEvents]:
+    """Hear everything that happens from here on."""
+    received = ReceivedEvents()
+    stream = asyncio.create_task(opencode.events(received.take))
+    try:
+        await received.until(b"server.connected")
+        yield received
+    finally:
+        stream.cancel()
+        await asyncio.wait([stream])

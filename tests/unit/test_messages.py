@@ -1,0 +1,14 @@
+"""Ids of prompts."""
+
+from opencode_a2a.ids import MessageId
+from opencode_a2a.messages import MessageIds
+
+
+def test_an_id_of_a_prompt_shows_whose_it_is() -> None:
+    our_ids, their_ids = MessageIds(b"one"), MessageIds(b"another")
+    ours, theirs = [our_ids() for _ in range(100)], their_ids()
+
+    assert [*map(our_ids.made, ours)] == [True] * 100
+    assert not our_ids.made(theirs)
+    assert not our_ids.made(MessageId(ours[0][:-1]))
+    assert sorted(ours) == ours

@@ -1,0 +1,554 @@
+"""The driver of OpenCode 2: recordings of a preview and of the public branch under its reader."""
+
+import os
+import random
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+import pytest
+
+from opencode_a2a.config import OpenCodeSettings
+from opencode_a2a.errors import UnsupportedOperationError, UpstreamNotFoundError
+from opencode_a2a.events import (
+    Channel,
+    ChannelReplaced,
+    Finished,
+    Interrupted,
+    Outcome,
+    Progressed,
+    Resumed,
+    TextGrew,
+    ToolChanged,
+    TurnEvent,
+    UsageCounted,
+)
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.opencode.data import conflict, owner_of
+from opencode_a2a.opencode.driver import Location
+from opencode_a2a.opencode.events import MalformedEventError, SessionStatusChanged
+from opencode_a2a.opencode.kinds import Found, Kind, of_version
+from opencode_a2a.opencode.managed import ManagedOpenCode
+from opencode_a2a.opencode.process import UnsupportedOpenCodeError
+from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.turn_state import Snapshot
+from opencode_a2a.opencode.types import (
+    MessageWithParts,
+    OutputFormat,
+    PermissionRule,
+    Prompt,
+    SessionChanges,
+    StatusIdle,
+)
+from opencode_a2a.opencode.v2.client import OpenCode2
+from opencode_a2a.opencode.v2.contract import Contract
+from opencode_a2a.opencode.v2.events import Wire2
+from opencode_a2a.opencode.v2.messages import Form2, Message2, question_of, stored
+
+TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
+BUILDS = ("2-preview", "2-branch")
+RECORDED = sorted(
+    path.relative_to(TRANSCRIPTS)
+    for build in BUILDS
+    for path in (TRANSCRIPTS / build).glob("*.jsonl")
+)
+ADMITTED = ("session.inbox.enqueued", "session.input.admitted")
+
+every_recording = pytest.mark.parametrize("recorded", RECORDED, ids=str)
+every_build = pytest.mark.parametrize("build", BUILDS)
+
+
+class Recording:
+    """One scenario: its events, and the messages that were stored at the end."""
+
+    def __init__(self, recorded: Path) -> None:
+        lines = [orjson.loads(line) for line in (TRANSCRIPTS / recorded).read_bytes().splitlines()]
+        self.events: list[dict[str, Any]] = lines[:-1]
+        self.listed: list[dict[str, Any]] = lines[-1]["stored"]
+        made = (e for e in self.events if e["type"] == "session.created")
+        self.root = SessionId(next(made)["data"]["sessionID"])
+        own = (e["data"] for e in self.events if e["type"] in ADMITTED)
+        first = next(data for data in own if data["sessionID"] == self.root)
+        self.prompt = MessageId(first.get("inboxID") or first["inputID"])
+
+    @property
+    def stored(self) -> list[MessageWithParts]:
+        return [*stored(self.root, [Message2.model_validate(one) for one in self.listed])]
+
+    @property
+    def text(self) -> str:
+        answers = (one for one in self.listed if one["type"] == "assistant")
+        blocks = (block for one in answers for block in one["content"] if block["type"] == "text")
+        return "\n\n".join(block["text"] for block in blocks if block["text"])
+
+    def read(self, lost: float = 0.0, seed: int = 0) -> list[TurnEvent]:
+        """Return what the turn reader makes of it, with a share of the events lost at random."""
+        wire, reader = Wire2({}), Reader(self.root, self.prompt)
+        for one in self.listed:
+            if one["type"] == "user" and one["id"] != self.prompt:
+                reader.state.messages.claim(MessageId(one["id"]))
+        chance = random.Random(seed)  # noqa: S311 - only a choice
+        missing, out = False, list[TurnEvent]()
+        for event in self.events:
+            data = orjson.dumps(event)
+            if wire.head(data)[0] not in wire.followed:
+                continue
+            if chance.random() < lost:
+                missing = True
+                continue
+            if missing:
+                reader.state.note_gap()
+            missing = False
+            out += reader.feed(wire.decode(data))
+        if reader.state.needs_reconcile:
+            out += reader.reconcile(Snapshot(messages=self.stored))
+        return out + reader.finish(Snapshot(messages=self.stored))
+
+
+def told(events: list[TurnEvent]) -> str:
+    text = ""
+    for event in events:
+        match event:
+            case TextGrew():
+                text += event.text
+            case ChannelReplaced(channel=Channel.TEXT):
+                text = "".join(part for _, part in event.parts)
+            case _:
+                pass
+    return text
+
+
+def ending(events: list[TurnEvent]) -> Finished:
+    assert isinstance(events[-1], Finished)
+    return events[-1]
+
+
+@every_recording
+def test_the_text_is_that_of_the_store(recorded: Path) -> None:
+    recording = Recording(recorded)
+
+    assert told(recording.read()) == recording.text
+
+
+@every_recording
+def test_lost_events_change_neither_text_nor_end(recorded: Path) -> None:
+    recording = Recording(recorded)
+    whole = ending(recording.read())
+
+    for seed in range(5):
+        events = recording.read(0.25, seed)
+        assert told(events) == recording.text
+        assert ending(events).finish == whole.finish
+
+
+@every_build
+@pytest.mark.parametrize(
+    ("name", "outcome", "failure"),
+    [
+        ("plain-text", Outcome.COMPLETED, None),
+        ("permission-reject", Outcome.REJECTED, "UPSTREAM_REQUEST_REJECTED"),
+        ("question-cancelled", Outcome.REJECTED, "UPSTREAM_REQUEST_REJECTED"),
+        ("permission-reject-message", Outcome.COMPLETED, None),
+        ("permission-interrupt", Outcome.FAILED, "UPSTREAM_ABORTED"),
+        ("interrupt-mid-stream", Outcome.FAILED, "UPSTREAM_ABORTED"),
+        ("error-500-exhausted", Outcome.FAILED, "UPSTREAM_SERVER_ERROR"),
+        ("error-401", Outcome.AUTH_REQUIRED, "UPSTREAM_UNAUTHORIZED"),
+        ("error-500-retry", Outcome.COMPLETED, None),
+        ("finish-length", Outcome.COMPLETED, None),
+        ("unknown-model", Outcome.FAILED, "UPSTREAM_EXECUTION_ERROR"),
+    ],
+)
+def test_a_turn_ends_as_on_1(build: str, name: str, outcome: Outcome, failure: str | None) -> None:
+    end = ending(Recording(Path(build, f"{name}.jsonl")).read())
+
+    assert end.outcome is outcome
+    assert (end.failure and end.failure.type) == failure
+
+
+@every_build
+def test_names_of_permissions_and_tools_are_those_of_1(build: str) -> None:
+    events = Recording(Path(build, "permission-once.jsonl")).read()
+
+    asked = next(event for event in events if isinstance(event, Interrupted))
+    assert (asked.permission, asked.directory) == ("bash", "/workspace")
+    assert asked.tool == "bash"
+    assert isinstance((asked.tool_input or {})["command"], str)
+    answered = next(event for event in events if isinstance(event, Resumed))
+    assert (answered.request_id, answered.resolution) == (asked.request_id, "once")
+    tools = [event for event in events if isinstance(event, ToolChanged)]
+    assert (tools[-1].tool, tools[-1].status) == ("bash", "completed")
+
+
+def test_an_edit_shows_its_change_before_it_is_allowed() -> None:
+    events = Recording(Path("2-branch", "permission-edit.jsonl")).read()
+
+    asked = next(event for event in events if isinstance(event, Interrupted))
+    assert asked.permission == "edit"
+    assert "@@" in str(asked.metadata["diff"])
+
+
+@every_build
+def test_a_form_is_asked_as_questions_and_answered_by_its_keys(build: str) -> None:
+    recording = Recording(Path(build, "question-answered.jsonl"))
+    created = next(e for e in recording.events if e["type"] == "form.created")
+    form = Form2.model_validate(created["data"]["form"])
+
+    questions = question_of(form).questions
+    labels = [[question.options[0].label] for question in questions]
+    answer = form.answer(labels)
+
+    assert [*answer] == [field.key for field in form.fields]
+    for field, question in zip(form.fields, questions, strict=True):
+        expected = [question.options[0].label]
+        assert answer[field.key] == (expected if question.multiple else expected[0])
+
+
+@every_build
+def test_a_sub_agent_asks_through_the_turn(build: str) -> None:
+    recording = Recording(Path(build, "subagent-permission.jsonl"))
+    # The feed does not pass on how a session that nobody follows yet was created.
+    recording.events = [
+        event
+        for event in recording.events
+        if event["type"] != "session.created" or event["data"]["sessionID"] == recording.root
+    ]
+
+    asked = next(event for event in recording.read() if isinstance(event, Interrupted))
+
+    assert asked.session_id != recording.root
+    assert (asked.permission, asked.origin) == ("bash", "look")
+
+
+def test_a_sub_agent_is_of_the_turn() -> None:
+    events = Recording(Path("2-branch", "subagent.jsonl")).read()
+
+    told_of = [e for e in events if isinstance(e, Progressed) and e.type == "subagent"]
+    assert told_of[-1].status == "completed"
+    assert any(isinstance(event, UsageCounted) for event in events)
+
+
+@pytest.mark.parametrize("name", ["background-shell", "background-subagent"])
+def test_a_session_is_not_idle_while_its_work_goes_on_in_the_background(name: str) -> None:
+    recording = Recording(Path("2-branch", f"{name}.jsonl"))
+    wire, ends, idle = Wire2({}), 0, list[int]()
+    for event in recording.events:
+        data = orjson.dumps(event)
+        kind, session = wire.head(data)
+        if kind not in wire.followed or session.decode() != recording.root:
+            continue
+        ends += kind == b"session.execution.succeeded"
+        for one in wire.decode(data):
+            if isinstance(one, SessionStatusChanged) and isinstance(one.status, StatusIdle):
+                idle.append(ends)
+
+    assert ends == 2
+    assert idle == [2]
+
+
+def test_a_known_event_that_is_malformed_is_an_error() -> None:
+    data = b'{"id":"evt_1","type":"session.step.started","data":{"sessionID":"ses_1"}}'
+
+    with pytest.raises(MalformedEventError):
+        Wire2({}).decode(data)
+
+
+# Contracts
+
+
+def contract(build: str = "2-branch", **changes: Any) -> Contract:
+    document = orjson.loads((TRANSCRIPTS / build / "openapi.json").read_bytes())
+    for path, calls in changes.pop("paths", {}).items():
+        document["paths"][path] = calls
+        if calls is None:
+            del document["paths"][path]
+    return Contract.of(document)
+
+
+@every_build
+def test_both_builds_have_all_that_turns_need(build: str) -> None:
+    assert contract(build).missing == []
+
+
+def test_a_path_that_turns_need_is_missed_by_name() -> None:
+    lacking = contract(paths={"/api/session/{sessionID}/prompt": None})
+
+    assert lacking.missing == ["POST /api/session/{}/prompt"]
+
+
+def test_names_are_those_of_the_contract() -> None:
+    body: dict[str, Any] = {"type": "object", "properties": {"decision": {}, "message": {}}}
+    reply = "/api/session/{sessionID}/permission/{requestID}/reply"
+    call: dict[str, Any] = {
+        "post": {"requestBody": {"content": {"application/json": {"schema": body}}}}
+    }
+
+    before, after = contract(), contract(paths={reply: call})
+
+    named = "/api/session/{}/permission/{}/reply"
+    assert before.takes("post", named, "reply")
+    assert not before.takes("post", named, "decision")
+    assert after.takes("post", named, "decision")
+    assert contract("2-preview").has("get", "/api/session/{}/pending")
+    assert contract("2-branch").takes("post", "/api/session/{}/fork", "boundary")
+
+
+# Calls, to a stand-in that has one answer for each
+
+
+class Standin(ThreadingHTTPServer):
+    """Answers as it is told, and keeps what it was sent."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), StandinHandler)
+        self.answers: dict[str, Any] = {}
+        self.sent: list[tuple[str, Any]] = []
+
+
+class StandinHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Standin  # pyright: ignore[reportIncompatibleVariableOverride] -- it serves only this one
+
+    def handle_any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        named = f"{self.command} {unquote(self.path)}"
+        self.server.sent.append((named, orjson.loads(body) if body else None))
+        known = named in self.server.answers
+        content = orjson.dumps(self.server.answers.get(named, {"_tag": "SessionNotFoundError"}))
+        self.send_response_only(200 if known else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = handle_any  # noqa: N815 -- the base class's names
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
+        """Stay quiet."""
+
+
+@pytest.fixture
+def standin() -> Iterator[Standin]:
+    with Standin() as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+async def driver(standin: Standin) -> AsyncIterator[OpenCode2]:
+    async with OpenCode2(f"http://127.0.0.1:{standin.server_address[1]}") as driver:
+        driver.contract = contract()
+        yield driver
+
+
+SES, PER = SessionId("ses_1"), RequestId("per_1")
+ASKED = {"data": [{"id": PER, "sessionID": SES, "action": "shell", "resources": ["ls"]}]}
+SESSION = {"id": SES, "projectID": "p", "time": {}, "location": {"directory": "/w"}}
+
+
+@pytest.mark.parametrize("field", ["reply", "decision"])
+async def test_a_permission_is_answered_by_the_field_of_the_contract(
+    standin: Standin, driver: OpenCode2, field: str
+) -> None:
+    body = {"type": "object", "properties": {field: {"type": "string"}, "message": {}}}
+    call = {"post": {"requestBody": {"content": {"application/json": {"schema": body}}}}}
+    path = "/api/session/{sessionID}/permission/{requestID}/reply"
+    driver.contract = contract(paths={path: call})
+    standin.answers["GET /api/permission/request?location[directory]=/w"] = ASKED
+    standin.answers[f"POST /api/session/{SES}/permission/{PER}/reply"] = None
+
+    await driver.reply_permission(PER, "reject", "no", at=Location("/w"))
+
+    sent = standin.sent[-1]
+    assert sent == (
+        f"POST /api/session/{SES}/permission/{PER}/reply",
+        {field: "reject", "message": "no"},
+    )
+
+
+async def test_always_is_never_sent(standin: Standin, driver: OpenCode2) -> None:
+    with pytest.raises(UnsupportedOperationError, match="answer `once`"):
+        await driver.reply_permission(PER, "always", at=Location("/w"))
+
+    assert standin.sent == []
+    assert not driver.features.always
+
+
+async def test_a_permission_that_is_not_pending_is_not_found(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    standin.answers["GET /api/permission/request?location[directory]=/w"] = {"data": []}
+
+    with pytest.raises(UpstreamNotFoundError):
+        await driver.reply_permission(PER, "once", at=Location("/w"))
+
+
+async def test_an_answer_finds_its_prompt_on_an_earlier_page(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    prompt = {"id": "msg_0", "type": "user", "text": "hello", "time": {"created": 1}}
+    answers: list[dict[str, Any]] = [
+        {"id": f"msg_{n}", "type": "assistant", "content": [], "time": {"created": n}}
+        for n in (2, 1)
+    ]
+    path = f"GET /api/session/{SES}/message"
+    standin.answers[f"{path}?limit=2&order=desc"] = {"data": answers, "cursor": {"next": "older"}}
+    standin.answers[f"{path}?cursor=older"] = {"data": [prompt], "cursor": {"next": None}}
+
+    page = await driver.messages(SES, limit=2)
+
+    assert [(one.info.id, getattr(one.info, "parent_id", None)) for one in page.items] == [
+        ("msg_1", "msg_0"),
+        ("msg_2", "msg_0"),
+    ]
+    assert page.next_cursor == "older"
+
+
+async def test_rules_of_a_session_are_set_where_the_contract_has_them(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    rule = PermissionRule(permission="bash", pattern="*", action="deny")
+    theirs = {"action": "shell", "resource": "*", "effect": "deny"}
+    standin.answers[f"GET /api/session/{SES}"] = {"data": SESSION}
+    standin.answers[f"POST /api/session/{SES}/permissions"] = None
+    changes = SessionChanges(permission=[rule])
+
+    without = await driver.update_session(SES, changes)
+    driver.contract = contract(paths={"/api/session/{sessionID}/permissions": {"post": {}}})
+    standin.answers[f"GET /api/session/{SES}"] = {"data": {**SESSION, "permissions": [theirs]}}
+    reported = await driver.update_session(SES, changes)
+
+    assert without.permission == []  # by which the profile is refused
+    assert reported.permission == [rule]
+    assert (
+        f"POST /api/session/{SES}/permissions",
+        {"permissions": [theirs, theirs]},
+    ) in standin.sent
+
+
+async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_back(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    shells = [
+        {"id": "sh_1", "status": "running", "metadata": {"sessionID": SES}},
+        {"id": "sh_2", "status": "exited", "metadata": {"sessionID": SES}},
+        {"id": "sh_3", "status": "running", "metadata": {"sessionID": "ses_other"}},
+        {"id": "sh_4", "status": "running", "metadata": {"sessionID": "ses_child"}},
+    ]
+    child = {**SESSION, "id": "ses_child", "parentID": SES}
+    place = "location[directory]=/w"
+    standin.answers |= {
+        f"POST /api/session/{SES}/interrupt": None,
+        "POST /api/session/ses_child/interrupt": None,
+        f"GET /api/session/{SES}": {"data": SESSION},
+        f"GET /api/session?parentID={SES}&limit=200": {"data": [child]},
+        f"GET /api/shell?{place}": {"data": shells},
+        f"DELETE /api/shell/sh_1?{place}": None,
+        f"DELETE /api/shell/sh_4?{place}": None,
+        "GET /api/session/active": {"data": {SES: {"type": "running"}}},
+        f"GET /api/session/{SES}/inbox": {"data": [{"id": "msg_9"}]},
+        f"DELETE /api/session/{SES}/inbox/msg_9": None,
+    }
+
+    await driver.abort_session(SES)
+
+    done = [named for named, _ in standin.sent if not named.startswith("GET")]
+    assert done == [
+        f"POST /api/session/{SES}/interrupt",
+        "POST /api/session/ses_child/interrupt",
+        f"DELETE /api/shell/sh_1?{place}",
+        f"DELETE /api/shell/sh_4?{place}",
+        f"POST /api/session/{SES}/interrupt",  # the end of a command wakes the session
+        f"DELETE /api/session/{SES}/inbox/msg_9",
+    ]
+
+
+async def test_a_session_is_busy_while_a_command_or_a_sub_agent_works_for_it(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    shell = {"id": "sh_1", "status": "running", "metadata": {"sessionID": "ses_3"}}
+    child = {**SESSION, "id": "ses_child", "parentID": SES}
+    standin.answers |= {
+        "GET /api/session/active": {"data": {"ses_child": {"type": "running"}}},
+        "GET /api/shell?location[directory]=/w": {"data": [shell]},
+        "GET /api/session/ses_child": {"data": child},
+        f"GET /api/session/{SES}": {"data": SESSION},
+    }
+
+    busy = await driver.session_status(at=Location("/w"))
+
+    assert {*busy} == {SES, "ses_child", "ses_3"}
+
+
+REFUSED: list[Callable[[OpenCode2], Awaitable[object]]] = [
+    lambda d: d.session_todo(SES),
+    lambda d: d.share_session(SES),
+    lambda d: d.workspaces(),
+    lambda d: d.worktrees(),
+    lambda d: d.find_text("x"),
+    lambda d: d.revert_session(SES, MessageId("msg_1"), "prt_1"),
+    lambda d: d.prompt(SES, Prompt(parts=[], format=OutputFormat(json_schema={}))),
+]
+
+
+@pytest.mark.parametrize("call", REFUSED)
+async def test_what_2_cannot_do_is_refused_by_name(
+    standin: Standin, driver: OpenCode2, call: Callable[[OpenCode2], Awaitable[object]]
+) -> None:
+    with pytest.raises(UnsupportedOperationError, match="OpenCode 2 has no"):
+        await call(driver)
+
+    assert standin.sent == []
+
+
+# Data
+
+
+def database(path: Path, *tables: str) -> Path:
+    with closing(sqlite3.connect(path)) as made:
+        for table in tables:
+            made.execute(f"CREATE TABLE {table} (id TEXT)")
+    return path
+
+
+def test_data_of_the_other_generation_is_not_touched(tmp_path: Path) -> None:
+    first = database(tmp_path / "1.db", "session", "todo", "session_input")
+    second = database(tmp_path / "2.db", "session", "session_pending")
+    one, two = of_version("1.18.33"), of_version("2.2.6")
+    preview = Found(Kind.V2, "0.0.0-next-16350")
+
+    assert (owner_of(first), owner_of(second)) == (Kind.V1, Kind.V2)
+    assert owner_of(tmp_path / "none.db") is None
+    assert conflict(Kind.V1, one, first) is conflict(Kind.V2, two, second) is None
+    assert conflict(Kind.V1, preview, first) is None
+    refused = conflict(Kind.V1, two, first)
+    assert refused is not None
+    assert refused.startswith(f"{first} belongs to OpenCode 1, and OpenCode 2 would spoil it")
+    assert conflict(Kind.V2, one, second) is not None
+
+
+@pytest.mark.linux_only
+async def test_a_managed_opencode_2_is_not_started_on_the_data_of_1(tmp_path: Path) -> None:
+    program, place = tmp_path / "opencode", tmp_path / "data" / "opencode"
+    started = tmp_path / "started"
+    program.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo 2.2.6 || touch {started}\n")
+    program.chmod(0o755)
+    place.mkdir(parents=True)
+    database(place / "opencode.db", "todo")
+    variables = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}
+
+    with pytest.raises(UnsupportedOpenCodeError, match="belongs to OpenCode 1"):
+        async with ManagedOpenCode(OpenCodeSettings(command=str(program)), variables):
+            pass
+
+    assert not started.exists()
