@@ -87,14 +87,15 @@ demo-peers: $(PACKAGES) $(PROGRAMS)
 
 # Many tests wait for an OpenCode: one process more than the two cores that they are planned for.
 # The order is that of tests/conftest.py, which has the longest first. Three OpenCodes, browsers and
-# databases can starve one another for longer than a test waits: what failed is tried alone, and
-# named at the end.
+# databases can starve one another for longer than a test waits: what failed is tried alone, at most
+# twice, and named and counted at the end.
 IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+ALONE = echo 'Repeating the failed tests one at a time.' && \
+	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest -v --last-failed --maxfail 3 $(ARGS)
 
 test: $(if $(wildcard $(PACKAGES)),,needed) $(PACKAGES) $(TEST_PROGRAMS) $(SDK03)
 	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest $(IN_PARALLEL) $(ARGS) || \
-		{ [ $$? -eq 1 ] && echo 'Repeating the failed tests one at a time.' && \
-		UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest -v --last-failed --maxfail 3 $(ARGS); }
+		{ [ $$? -eq 1 ] && { $(ALONE) || { [ $$? -eq 1 ] && $(ALONE); }; }; }
 
 # What `test` installs; continuous integration does that while `check` runs.
 test-programs: $(TEST_PROGRAMS) $(SDK03)

@@ -234,14 +234,14 @@ async def test_work_begun_by_method_is_a_turn_that_runs(
     begun = await asyncio.gather(
         *(ann.method(method, one) for one in params), return_exceptions=True
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     full = await figures(ann)
     message = await ann.ask("send", ann.message("hello"))
     joined = next(p for p, done in zip(params, begun, strict=True) if isinstance(done, dict))
     await ann.method(method, joined)
     opencode.release()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await figures(ann))["running"]:
             pass
 
@@ -264,7 +264,7 @@ async def test_work_begun_by_method_is_counted_by_the_step(
     ann = Caller(service, token=ANN)
 
     await ann.method("opencode.sessions.prompt_async", await given(ann))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (waiting := (await ann.method("opencode.permissions.list"))["items"]):
             pass
         reply: JsonObject = {"request_id": waiting[0]["request_id"], "reply": "once"}

@@ -40,7 +40,7 @@ async def test_nothing_begins_in_a_session_before_its_rules_are_set(
 
 async def pending(caller: Caller, count: int) -> None:
     """Wait until so many permissions are pending."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len((await caller.method("opencode.permissions.list"))["items"]) != count:
             pass
 

@@ -94,7 +94,7 @@ async def test_an_abstract_socket_is_found_and_a_missing_one_is_no_error() -> No
     ],
 )
 async def test_nothing_beats_for_a_watchdog_that_is_not_ours(environ: dict[str, str]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await ServiceManager({"NOTIFY_SOCKET": "/nowhere", **environ}).keep_alive()
 
 

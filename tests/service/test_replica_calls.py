@@ -43,7 +43,7 @@ class Pair:
         """Begin a task that works until it is released."""
         hold = self.opencode.hold(count=2)
         task = await caller.begin("hello")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
         return task.id
 

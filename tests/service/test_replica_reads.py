@@ -49,7 +49,7 @@ async def held(opencode: FakeOpenCode, owner: RunningReplica, text: str = "hello
     """Begin a task that stops in the middle of its text, and return its id."""
     hold = opencode.hold(count=2)
     begun = await Caller(owner).begin(text)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     return begun.id
 
@@ -89,7 +89,7 @@ async def test_a_stream_goes_on_where_it_was_left_on_another_replica(
     owner, other = await pair(replicas)
     hold = opencode.hold(count=2)
     async with Caller(owner).stream("hello") as stream:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
         # What was shown just now may not be stored yet.
         await stream.until(lambda update: update.artifact is not None)

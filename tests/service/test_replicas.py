@@ -573,7 +573,7 @@ async def test_new_contexts_begin_here_until_another_replica_has_more_room(
         caller = Caller(replicas.replicas["a"])
         tasks = [await caller.begin(f"task {number}") for number in range(4)]
         for hold in holds:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await hold.reached.wait()
         prompts = len(here.prompts), len(there.prompts)
         here.release()

@@ -218,7 +218,7 @@ async def test_a_locked_database_holds_nobody_for_long(
             async def send(number: int) -> Answer:
                 await asyncio.sleep(number / 15)  # some come while others are waiting already
                 # Together they wait for 1.5 to 3 s; one after the other it would be a minute.
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(40):
                     return await caller.ask("send", caller.message(f"message {number}"))
 
             answers = await asyncio.gather(*(send(number) for number in range(40)))

@@ -47,7 +47,7 @@ async def sharing(place: Path, *names: str, **changes: str) -> AsyncGenerator[Cl
         for replica, upstream in zip(names, replicas.opencodes, strict=True):
             assert (await replicas.runs(upstream)).name == replica
         for replica in replicas.replicas.values():
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len((await replica.http.get("/health")).json()["replicas"]) < len(names):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.1)
         yield replicas
@@ -177,7 +177,7 @@ async def test_a_person_who_signs_in_at_one_replica_is_signed_in_at_all(shared: 
     session = {"Authorization": f"Bearer {begun.json()['token']}"}
     used = [await http.get("/health", headers=session) for http in (first, third)]
     ended = await first.delete("/console/session", headers=session)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await third.get("/health", headers=session)).status_code != 401:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.1)
 

@@ -268,7 +268,7 @@ async def test_a_repeat_loses_nothing_that_the_receiver_has_not_taken(
 
     task = (await caller.ask("send", sent)).task["id"]
     await receiver.until(lambda it: it.states == ["working"])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     again = (await caller.ask("send", sent)).task["id"]
     other = caller.message("hello") | {"configuration": inline(caller, {"url": receiver.url})}

@@ -114,7 +114,7 @@ class Desk:
 
     async def waiting(self, log: TaskLog) -> HookRow:
         """Wait until the webhook of a task is known to fail."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for row in await self.webhooks.of_task(log):
                     if row.failing_since is not None:
@@ -358,7 +358,7 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
         await log.append([Started()])
         for _ in range(2):  # it is tried again and again
             asked.clear()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await asked.wait()
         assert it.sent.told == []
 
@@ -409,7 +409,7 @@ async def test_a_task_is_kept_for_its_webhook_longer_than_the_retention_says(
     async def sweep(log: TaskLog) -> None:
         """Delete old tasks until one is gone."""
         sweeping = asyncio.create_task(recovery.sweep(it.database, 0.001, it.webhooks.unread()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await it.database.read(task_rows.load_by_number, log.no) is not None:
                 pass
         sweeping.cancel()

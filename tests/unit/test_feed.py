@@ -88,7 +88,7 @@ class Stream:
 
 @asynccontextmanager
 async def running(feed: Feed) -> AsyncGenerator[Feed]:
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         task = group.create_task(feed.run())
         yield feed
         task.cancel()
@@ -176,7 +176,7 @@ async def test_a_turn_gets_the_events_of_its_session_and_no_others() -> None:
 
 async def test_sub_agents_of_any_depth_belong_to_the_tree() -> None:
     stream = Stream()
-    async with running(quick(stream)) as feed, asyncio.timeout(5):
+    async with running(quick(stream)) as feed, asyncio.timeout(60):
         turn = feed.follow(ROOT)
         stream.say(CONNECTED, created(CHILD, ROOT), created("ses_grandchild", CHILD))
         stream.say(delta("ses_grandchild", "deep"), delta(CHILD, "near"))

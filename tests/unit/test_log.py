@@ -315,7 +315,7 @@ async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
 
 async def test_progress_while_a_person_is_waited_for_is_no_further_stop() -> None:
     asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"))
-    async with office() as desk, asyncio.timeout(20):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         await log.append([Started(), asked])
         answered = asyncio.create_task(log.until_stopped(log.state.seq))
@@ -330,7 +330,7 @@ async def test_progress_while_a_person_is_waited_for_is_no_further_stop() -> Non
 
 
 async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
-    async with office() as desk, asyncio.timeout(20):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"), number=1)
         when_refused: list[int] = []
@@ -351,7 +351,7 @@ async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
 
 
 async def test_readers_of_stored_entries_end_with_the_others() -> None:
-    async with office() as desk, asyncio.timeout(20):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         readings = [
             asyncio.create_task(LogReader(log, stored_only=stored_only).next())
@@ -408,7 +408,7 @@ async def test_what_can_never_be_stored_fails_its_task_alone(refused: int | None
             values = {tasks.c.created_at: refused}
             connection.execute(tasks.update().where(tasks.c.no == wrong.no).values(values))
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert right.append_now([grew("right"), Started()])
             await wrong.append([grew("wrong"), Started()], write)
             await wrong.until_stopped(0)
@@ -430,7 +430,7 @@ async def test_a_value_that_has_no_place_in_json_is_mended_and_stored() -> None:
         log = await desk.task()
 
         call = ToolChanged(MessageId("msg_1"), "prt_1", "call_1", "bash", "completed", input=odd)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await log.append([Started(), call, Finished(Outcome.COMPLETED)])
 
         stored = await desk.stored(log)

@@ -112,7 +112,7 @@ class Office:
         self.mine += names
 
     async def ask(self, upstream: str, body: bytes = b"hi", *, again: bool = True) -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.mailbox.ask(upstream, "echo", body, repeatable=again)
 
     async def mail(self) -> list[tuple[bytes, bytes | None]]:
@@ -123,7 +123,7 @@ class Office:
 
     async def until(self, *wanted: tuple[bytes, bytes | None]) -> None:
         """Wait until this is all the mail there is."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.mail() != [*wanted]:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
 
@@ -161,7 +161,7 @@ async def test_the_owner_does_it_and_nothing_is_left(offices: Offices) -> None:
     b.held.clear()
 
     asking = asyncio.create_task(a.ask("x", b"a secret"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await b.begun.wait()
     assert await a.mail() == [(b"a secret", None)]
     b.held.set()
@@ -375,7 +375,7 @@ async def test_the_next_owner_does_what_can_be_done_again(offices: Offices) -> N
     await b.own("x")
     b.held.clear()
     asking = asyncio.create_task(a.ask("x", again=True))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await b.begun.wait()
     await c.own("x")
     await c.bury(b)
@@ -388,7 +388,7 @@ async def test_what_cannot_be_done_again_may_have_been_done(offices: Offices) ->
     await b.own("x")
     b.held.clear()
     asking = asyncio.create_task(a.ask("x", again=False))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await b.begun.wait()
     await c.own("x")
     await c.bury(b)
@@ -421,14 +421,14 @@ async def test_one_who_is_at_it_is_waited_for(
     async def looked_again() -> None:
         # The third look from now begins after the second has taken effect.
         before = looks
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while looks < before + 3 and not asking.done():  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock))
     monkeypatch.setattr(module.mail, "sent", counted)
     asking = asyncio.create_task(a.ask("x"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await b.begun.wait()
     await looked_again()
     clock += 2 * module.PATIENCE_SECONDS
@@ -675,7 +675,7 @@ async def test_a_method_that_changes_something_is_run_by_the_owner(offices: Offi
     running = asyncio.create_task(tasks.mailbox.run())
 
     caller = Caller(Principal("ann"), capabilities=frozenset({"workspace_mutation"}))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         created = await methods.call(caller, "opencode.worktrees.create", {}, Version.V1)
 
     running.cancel()

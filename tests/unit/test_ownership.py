@@ -219,7 +219,7 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
         beating, me = asyncio.create_task(third.keep_lease()), third.replica or 0
         await ownership.start()
         await _run(first, f"{silence} 'a'")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not fleet.owned():
                 await second.check_writable()
                 await ownership.look_and_act(me)

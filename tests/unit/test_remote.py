@@ -119,7 +119,7 @@ async def both(
             for part in (sides.writer.run(), sides.remote.run(), database.listen())
         ]
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 if options.poll_seconds == FOR_EVER.poll_seconds:
                     await heard(database, "probe")
                 yield sides
