@@ -35,6 +35,10 @@ KEY = "opencode-a2a.authorization"
 ASKING: JsonObject = {"permission": {"bash": "ask", "edit": "ask", "webfetch": "ask"}}
 DESKTOP = (1280, 820)
 PHONE = (390, 844)
+PATIENCE_MS = 60_000
+"""How long a page may take, on a machine that runs three OpenCodes and browsers on two cores."""
+
+expect.set_options(timeout=PATIENCE_MS)
 
 Look = Callable[..., Awaitable[Page]]
 """Opens the console for a new person: ``url``, and what else a context of the browser takes."""
@@ -104,7 +108,7 @@ async def look(browser: Browser) -> AsyncGenerator[Look]:
             if signed_in:
                 await context.add_init_script(f"sessionStorage.setItem('{KEY}', 'Bearer {TOKEN}')")
             page = await context.new_page()
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(PATIENCE_MS)
             host = "/".join(url.split("/")[:3])
 
             def hear(message: ConsoleMessage) -> None:

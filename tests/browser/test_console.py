@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-expect.set_options(timeout=20_000)
 DONE = {"say": "done"}
 LONG = "a paragraph\n\n" * 60 + "the last paragraph"
 LEFT = (
@@ -31,6 +30,11 @@ LEFT = (
     "(document.querySelector('.scroller'))"
 )
 """How far the page is from its end."""
+SHOW_THE_REST = """() => {
+  if (document.querySelector(".ask .allowing:enabled")) return true;
+  document.querySelector(".ask .unread button")?.click();
+}"""
+"""Goes to the beginning of a request, if the page followed the conversation to its end, and on."""
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -209,7 +213,7 @@ async def test_a_permission_is_approved_with_a_click(
     card = page.get_by_role("region", name="May OpenCode change a file?")
     await expect(card.get_by_text("+# Notes")).to_be_visible()
     await expect(page.get_by_role("heading", name="Waits for you (1)")).to_be_visible()
-    assert await page.title() == "(1) OpenCode A2A"
+    await expect(page).to_have_title("(1) OpenCode A2A")
     allow = card.get_by_role("button", name="Allow once")
     assert await card.evaluate("(card) => card.contains(document.activeElement)") is False
     assert not (stage.workspace / "a.md").exists()
@@ -223,7 +227,7 @@ async def test_a_permission_is_approved_with_a_click(
     # Reasoning is there, folded.
     await expect(page.locator(".thinking .prose")).to_be_hidden()
     await expect(page.locator(".bar .facts")).to_contain_text(" in · ")
-    assert await page.title() == "OpenCode A2A"
+    await expect(page).to_have_title("OpenCode A2A")
 
 
 async def test_a_request_shows_what_opencode_will_do(
@@ -425,7 +429,7 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         await page.reload()
         await expect(page.get_by_role("heading", name="Waits for you (3)")).to_be_visible()
         await expect(page.get_by_role("heading", name="Ended (the newest 5")).to_be_visible()
-        assert await page.title() == "(3) OpenCode A2A"
+        await expect(page).to_have_title("(3) OpenCode A2A")
         await expect(page.locator("main .ask")).to_have_count(3)
         await page.evaluate(AXE.read_text())
         for dark, size in ((False, DESKTOP), (True, PHONE)):
@@ -438,7 +442,7 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         await page.get_by_label("Search the tasks").fill("Flaky OLD")
         await expect(page.locator("a.row")).to_have_count(1)
         await expect(page.locator("a.row")).to_contain_text("an old flaky one")
-        assert await page.title() == "(3) OpenCode A2A"
+        await expect(page).to_have_title("(3) OpenCode A2A")
         await page.get_by_label("Search the tasks").fill("no such title")
         await expect(page.get_by_text("No task has these words in its title.")).to_be_visible()
         await page.get_by_label("Search the tasks").fill("")
@@ -537,13 +541,8 @@ async def test_nothing_that_is_told_becomes_markup(
         ),
     )
     await expect(page.locator(".ask .path")).to_contain_text(evil)
-    allow = page.get_by_role("button", name="Allow once")
-    for _ in range(2):  # to its beginning, if the page followed the conversation to its end
-        await page.get_by_role("button", name="Show the rest").click()
-        with suppress(AssertionError):
-            await expect(allow).to_be_enabled(timeout=5000)
-            break
-    await allow.click()
+    await page.wait_for_function(SHOW_THE_REST)
+    await page.get_by_role("button", name="Allow once").click()
     await page.get_by_role("radio").first.check()
     await page.get_by_role("button", name="Answer").click()
     await ended(page)
@@ -633,6 +632,7 @@ async def test_everything_can_be_done_with_keys(
     await page.keyboard.press("w")
     await expect(page.locator(".ask")).to_be_focused()
     await expect(page.locator(".ask [inert]")).to_have_count(0)
+    await expect(page.get_by_role("button", name="Allow once")).to_be_enabled()
     assert not (stage.workspace / "keys.md").exists()
     await page.keyboard.press("a")
     await ended(page)
@@ -743,6 +743,7 @@ async def test_a_long_answer_and_a_long_list_are_shown_whole(
         {
             **task,
             "id": f"{task['id'][:-4]}{number:04}",
+            "contextId": f"another conversation {number}",
             "metadata": {"opencode": {"title": f"t{number}"}},
         }
         for number in range(1000)
