@@ -75,15 +75,18 @@ def in_the_way(path: Path) -> Path:
 async def test_a_state_directory_that_cannot_be_written_is_one_line(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    directory = in_the_way(tmp_path / "file")
+    # The second cannot even be looked at, like a directory of somebody else.
+    directories = {in_the_way(tmp_path / "file"): "Not a directory"}
+    directories[tmp_path / ("x" * 300)] = "File name too long"
 
-    status, printed = await run("serve", *flags, A2A_STATE_DIR=str(directory), **in_memory())
+    for directory, why in directories.items():
+        status, printed = await run("serve", *flags, A2A_STATE_DIR=str(directory), **in_memory())
 
-    assert (status, printed) == (
-        2,
-        f"opencode-a2a: cannot write to the state directory {directory}: Not a directory; "
-        "set A2A_STATE_DIR to one that can be written\n",
-    )
+        assert (status, printed) == (
+            2,
+            f"opencode-a2a: cannot write to the state directory {directory}: {why}; "
+            "set A2A_STATE_DIR to one that can be written\n",
+        )
 
 
 @pytest.mark.parametrize(

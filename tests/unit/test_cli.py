@@ -52,6 +52,16 @@ def test_every_command_has_help(name: str) -> None:
     assert result.output.startswith("Usage: ")
 
 
+@pytest.mark.parametrize("name", ["card", "methods", "settings"])
+def test_what_needs_no_service_is_shown_in_the_home_directory_too(name: str) -> None:
+    """Where no service would start: its own files would be in the workspace."""
+    home = {"HOME": os.getcwd(), "XDG_STATE_HOME": ""}
+
+    assert "A2A_STATE_DIR" in invoke("serve", **home).output
+    assert invoke(name, **home).exit_code == 0
+    assert invoke(name, **home, A2A_PROT="1").exit_code == 2
+
+
 @pytest.mark.parametrize("arguments", [("--version",), ("-v",), ("version",)])
 def test_the_version_is_printed(arguments: tuple[str, ...]) -> None:
     assert invoke(*arguments).output == f"{__version__}\n"

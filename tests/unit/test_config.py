@@ -505,7 +505,7 @@ def test_a_managed_workspace_is_a_directory(tmp_path: Path) -> None:
     root = {"OPENCODE_WORKSPACE_ROOT": str(tmp_path / "none")}
 
     assert load({}, root | EXTERNAL).workspace == tmp_path / "none"
-    assert problems(root) == ["OPENCODE_WORKSPACE_ROOT: is not a directory"]
+    assert problems(root) == [f"OPENCODE_WORKSPACE_ROOT: {tmp_path}/none is not a directory"]
 
 
 def test_a_managed_opencode_works_in_the_current_directory() -> None:

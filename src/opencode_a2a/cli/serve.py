@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -114,13 +115,13 @@ class SettingsCommand(click.Command):
 
 
 def read_settings(
-    flags: Mapping[str, str | None], config: Path | None, *, auto_demo: bool
+    flags: Mapping[str, str | None], config: Path | None, *, auto_demo: bool, served: bool = True
 ) -> Settings:
     """Return the settings; ``flags`` are by the names that click gives them."""
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     context = click.get_current_context(silent=True)
     typed: dict[str, str] = context.meta.get(TYPED, {}) if context else {}
-    settings = load(given, os.environ, config, typed)
+    settings = load(given, os.environ, config, typed, served=served)
     if auto_demo and not provider_configured(settings, os.environ):
         settings = load({**given, "a2a.demo": "true"}, os.environ, config, typed)
     return settings
@@ -132,13 +133,14 @@ def load_settings(
     *,
     auto_demo: bool = False,
     silent: bool = False,
+    served: bool = True,
 ) -> Settings:
     """Return the settings, or print everything that is wrong and exit as for wrong usage.
 
     ``flags`` are by the names that click gives them; warnings are printed unless told otherwise.
     """
     try:
-        settings = read_settings(flags, config, auto_demo=auto_demo)
+        settings = read_settings(flags, config, auto_demo=auto_demo, served=served)
     except SettingsError as error:
         for problem in error.problems:
             click.echo(problem, err=True)
@@ -182,13 +184,14 @@ def serve(config: Path | None, auto_demo: bool, opens: bool, **flags: str | None
     settings = load_settings(flags, config, auto_demo=auto_demo, silent=True)
     # Before 2.0 the database was by default in the directory that the service was started in.
     given_url = settings.tasks.task_store_database_url
-    places = [] if given_url else [Path.cwd(), settings.workspace or Path.cwd()]
     warnings = [*settings.warnings]
-    for file in dict.fromkeys(place / "opencode-a2a.db" for place in places):
-        if file.is_file():
-            then = import_command(settings, file)
-            remedy = f"to keep its tasks run `{then}`, then delete the file"
-            warnings.append(f"{file} is no longer used; {remedy}")
+    with suppress(OSError):  # the directory is gone, or somebody else's
+        places = [] if given_url else [Path.cwd(), settings.workspace or Path.cwd()]
+        for file in dict.fromkeys(place / "opencode-a2a.db" for place in places):
+            if file.is_file():
+                then = import_command(settings, file)
+                remedy = f"to keep its tasks run `{then}`, then delete the file"
+                warnings.append(f"{file} is no longer used; {remedy}")
     settings = settings.model_copy(update={"warnings": tuple(warnings)})
 
     gc.disable()  # as in ``LazyGroup``; ``app`` has most of what a start imports

@@ -31,7 +31,7 @@ def settings(config: Path | None, everything: bool, schema: bool) -> None:
     if schema:
         click.echo(json.dumps(settings_schema(), indent=2))
         return
-    effective = load_settings({}, config)
+    effective = load_settings({}, config, served=False)
     given = effective.sources
     for setting in SETTINGS.values():
         if everything or setting.key in given:
@@ -52,7 +52,7 @@ def card(config: Path | None, extended: bool, form: CardForm | None) -> None:
     """Print the agent card for the current settings."""
     from opencode_a2a.server.card import Cards  # takes most of a second to import
 
-    effective = load_settings({}, config)
+    effective = load_settings({}, config, served=False)
     try:
         cards = Cards(effective, now_ms(), keys=signing_keys(effective.signing))
     except SettingsError as error:
@@ -67,7 +67,7 @@ def methods(config: Path | None) -> None:
     """List the methods beyond A2A: name, access, and the setting that switches them off."""
     from opencode_a2a.extensions import METHODS  # takes most of a second to import
 
-    effective = load_settings({}, config)
+    effective = load_settings({}, config, served=False)
     for method in METHODS:
         state = method.state(effective)
         off = f" ({state}: {method.condition.variable})" if method.condition else ""

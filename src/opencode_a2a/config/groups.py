@@ -506,7 +506,7 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
         if outside := [one for one in served if root and not one.is_relative_to(root)]:
             yield Problem(variable, f"{outside[0]} is outside of OPENCODE_WORKSPACE_ROOT")
         if self.managed_server and root and not root.is_dir():
-            yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
+            yield Problem("OPENCODE_WORKSPACE_ROOT", f"{root} is not a directory")
 
     @property
     def model(self) -> ModelRef | None:

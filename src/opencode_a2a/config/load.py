@@ -189,13 +189,13 @@ class _Loading:
             return None
         return SecretStr(self.environ[variable])
 
-    def check(self, settings: Settings, file: Path | None) -> None:
+    def check(self, settings: Settings, file: Path | None, *, served: bool) -> None:
         """Report the conflicts between settings that are each valid."""
-        workspace = settings.guarded_workspace
+        workspace = settings.guarded_workspace if served else None
         if file and workspace and within(file, workspace):
             self.report(CONFIG_VARIABLE, f"{exposed(file, workspace)}; move it elsewhere")
         wrong = {problem.name.partition(" ")[0] for problem in self.problems}
-        for conflict in conflicts(settings):
+        for conflict in conflicts(settings, served=served):
             if not any(name in str(conflict) for name in wrong):
                 self.problem(VARIABLES[conflict.name].key, conflict.text)
 
@@ -266,10 +266,13 @@ def load(
     environ: Mapping[str, str],
     file: Path | None = None,
     typed: Mapping[str, str] | None = None,
+    *,
+    served: bool = True,
 ) -> Settings:
     """Return the settings from all sources; ``flags`` are by key, such as ``a2a.port``.
 
-    ``typed`` has the flags as they were typed where that is not their usual name.
+    ``typed`` has the flags as they were typed where that is not their usual name. A command that
+    only shows settings may be run anywhere: ``served`` is false, and the workspace not looked at.
 
     Raises ``SettingsError`` with every problem, not only the first.
     """
@@ -284,7 +287,7 @@ def load(
     named = [peer.credential for peer in settings.a2a.peers]
     named += [entry.password_variable for entry in settings.opencode.upstreams]
     loading.report_strangers(named)
-    loading.check(settings, path)
+    loading.check(settings, path, served=served)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))
     loading.warnings += loading.advice(settings)
@@ -342,7 +345,7 @@ def _named_file(environ: Mapping[str, str]) -> Path | None:
     if environ.get(CONFIG_VARIABLE):
         return Path(environ[CONFIG_VARIABLE])
     own = default_file(environ)
-    return own if own and own.is_file() else None
+    return own if own and os.path.isfile(own) else None  # false also where it cannot be looked for
 
 
 def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:

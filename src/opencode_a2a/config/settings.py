@@ -345,8 +345,11 @@ ISSUED_PRINCIPAL = "oidc:"
 """Prefix of the principals of an identity provider."""
 
 
-def conflicts(settings: Settings) -> Iterator[Problem]:
-    """Yield the conflicts between settings that are each valid."""
+def conflicts(settings: Settings, *, served: bool = True) -> Iterator[Problem]:
+    """Yield the conflicts between settings that are each valid.
+
+    Unless they are to be served, it does not matter what lies in the workspace.
+    """
     a2a, opencode = settings.a2a, settings.opencode
     for group in settings.groups.values():
         yield from group.conflicts()
@@ -358,7 +361,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     if a2a.demo and not all(entry.managed for entry in opencode.upstreams):
         text = "should have only managed entries when A2A_DEMO is on"
         yield Problem("OPENCODE_UPSTREAMS", text)
-    workspace = settings.workspace
+    workspace = settings.workspace if served else None
     if workspace and _is_root(workspace) and not opencode.allow_root_workspace:
         yield Problem(
             "OPENCODE_WORKSPACE_ROOT",
@@ -371,7 +374,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
         scope = "when the declared scope is workspace_only"
         yield Problem("A2A_SANDBOX_WRITABLE_ROOTS", f"should lie in the workspace {scope}")
-    if settings.guarded_workspace:
+    if served and settings.guarded_workspace:
         yield from misplaced(settings, settings.guarded_workspace)
 
 

@@ -95,8 +95,8 @@ def find_command(command: str, path: str | None = None) -> str:
     executable = shutil.which(os.path.expanduser(command), path=path)
     if executable is None:
         raise OpenCodeMissingError(
-            f"OpenCode's command {command!r} was not found; install it with {INSTALL}, "
-            "or set OPENCODE_COMMAND to its path"
+            f"OpenCode's command {command!r} was not found, or cannot be run; install it with "
+            f"{INSTALL}, or set OPENCODE_COMMAND to its path"
         )
     return os.path.abspath(executable)
 
