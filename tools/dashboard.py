@@ -45,6 +45,7 @@ PANELS = (
         "s",
         {"{{instance}}": f"a2a_waiting_oldest_seconds{JOB}"},
     ),
+    Panel("Time to the first text", "s", quantiles("a2a_first_text_seconds", 0.5, 0.95)),
     Panel("Ended tasks by outcome", "ops", rates("a2a_tasks_ended_total", "outcome")),
     Panel("Permissions and questions asked", "ops", rates("interrupt_requests_total", "kind")),
     Panel(
@@ -79,12 +80,19 @@ PANELS = (
         {"{{upstream}}": f"sum by (upstream) (a2a_upstream_owned{JOB})"},
     ),
     Panel(
+        "OpenCodes without an owner",
+        "none",
+        {"{{instance}}": f"a2a_upstreams_unowned{JOB}"},
+    ),
+    Panel(
         "Turns that run",
         "none",
         {"{{upstream}}": f"sum by (upstream) (a2a_upstream_running{JOB})"},
     ),
     Panel("Commits", "s", quantiles("a2a_store_commit_seconds", 0.5, 0.99)),
+    Panel("Since the last commit", "s", {"{{instance}}": f"a2a_store_commit_age_seconds{JOB}"}),
     Panel("Delay between replicas", "s", quantiles("a2a_tail_seconds", 0.5, 0.99)),
+    Panel("Oldest forwarded call", "s", {"{{instance}}": f"a2a_post_oldest_seconds{JOB}"}),
     Panel("Take-overs by cause", "ops", rates("a2a_takeovers_total", "cause")),
     Panel("Webhooks by outcome of an attempt", "ops", rates("a2a_push_attempts_total", "outcome")),
     Panel("Oldest notification", "s", {"{{instance}}": f"a2a_push_oldest_seconds{JOB}"}),

@@ -55,6 +55,11 @@ WAITING_OLDEST = _gauge(
     "a2a_waiting_oldest_seconds",
     "Seconds for which the oldest task that waits for a person here has been waiting.",
 )
+FIRST_TEXT_SECONDS = _histogram(
+    "a2a_first_text_seconds",
+    "Seconds from taking a message to the first text of its answer; without tasks that had asked.",
+    buckets=(0.25, 0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300, 600),
+)
 TASKS_ENDED = _counter("a2a_tasks_ended", "Tasks ended, by outcome.", ("outcome",))
 INTERRUPT_REQUESTS = _counter("interrupt_requests", "Permissions and questions asked.", ("kind",))
 INTERRUPT_RESOLVED = _counter(
@@ -98,6 +103,10 @@ POST_SECONDS = _histogram(
     "Seconds until another replica answered a forwarded call, by outcome.",
     ("outcome",),
 )
+POST_OLDEST = _gauge(
+    "a2a_post_oldest_seconds",
+    "Seconds that the oldest call forwarded to another replica has been waiting for its answer.",
+)
 STORE_COMMIT_SECONDS = _histogram(
     "a2a_store_commit_seconds",
     "Seconds that a transaction took, including failed attempts.",
@@ -108,6 +117,12 @@ STORE_GROUP_SIZE = _histogram(
     "Writes that shared a transaction.",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128),
 )
+STORE_COMMIT_AGE = _gauge(
+    "a2a_store_commit_age_seconds", "Seconds since the last transaction was committed."
+)
+STORE_FAILURES = _counter(
+    "a2a_store_failures", "Reads and writes that failed because the database was not available."
+)
 STORE_RECONNECTS = _counter("a2a_store_reconnects", "Write connections that replaced a broken one.")
 STORE_COMMITS_RESOLVED = _counter(
     "a2a_store_commits_resolved",
@@ -117,6 +132,9 @@ STORE_COMMITS_RESOLVED = _counter(
 FENCED = _counter("a2a_fenced", "Times that this replica learned that it may no longer write.")
 REPLICAS = _gauge("a2a_replicas", "Live replicas that use the database, including this one.")
 REPLICAS.set(1)
+UPSTREAMS_UNOWNED = _gauge(
+    "a2a_upstreams_unowned", "OpenCodes in the database that no live replica runs."
+)
 UPSTREAM_OWNED = _gauge(
     "a2a_upstream_owned", "Whether this replica runs the turns of OpenCode.", ("upstream",)
 )

@@ -286,3 +286,24 @@ async def test_how_long_a_task_has_been_waiting_for_a_person_is_measured(
 
     assert before == after == 0
     assert during > 0
+
+
+async def test_the_time_to_the_first_text_leaves_out_what_people_take_to_answer(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    async def observed() -> float:
+        lines = (await program.http.get("/metrics")).text.splitlines()
+        (line,) = [line for line in lines if line.startswith("a2a_first_text_seconds_count ")]
+        return float(line.split()[1])
+
+    async with Program(variables_for(opencode, tmp_path)) as program:
+        before = await observed()
+        opencode.play("plain-text")
+        await Caller(program).send("hello")
+        answered = await observed()
+        opencode.play("permission-once")
+        asked = await Caller(program).send("run it")
+        await Caller(program).send("once", task=asked.id)
+        after = await observed()
+
+    assert (before, answered, after) == (0, 1, 1)

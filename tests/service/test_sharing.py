@@ -161,6 +161,8 @@ async def test_doctor_and_health_tell_who_runs_what(shared: Cluster) -> None:
     assert ready.status_code == 200
     assert "a2a_replicas 3.0" in figures
     assert 'a2a_upstream_owned{upstream="two"} 1.0' in figures
+    assert "a2a_upstreams_unowned 0.0" in figures
+    assert "a2a_post_oldest_seconds 0.0" in figures
     assert "ok      notifications: replicas hear each other" in output
     assert re.search(r"(?m)^ok      clock: 0\.\d s (behind|ahead of) the database's$", output)
     assert re.search(r"(?m)^ok      replicas: a \(.+\), b \(.+\), c \(.+\)$", output)

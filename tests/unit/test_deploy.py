@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from opencode_a2a import __version__
 from opencode_a2a.config import VARIABLES, load
 from opencode_a2a.metrics import REGISTRY
+from tests.chaos.cluster import DATABASE_FAULTS, OPENCODE_FAULTS, REPLICA_FAULTS
 from tools import dashboard, release
 
 ROOT = Path(__file__).parents[2]
@@ -344,7 +346,7 @@ def test_every_alert_is_explained_and_tested_both_ways() -> None:
     names = [rule["alert"] for rule in alerts()]
     tests = yaml.safe_load((MONITORING / "rules.test.yml").read_text())["tests"]
 
-    assert headings == ["Set it up", *names]
+    assert headings == ["Set it up", "Which alert for which failure", *names]
     for rule in alerts():
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["annotations"]["runbook_url"].endswith(
@@ -354,6 +356,21 @@ def test_every_alert_is_explained_and_tested_both_ways() -> None:
         (one["alertname"], "exp_alerts" in one) for test in tests for one in test["alert_rule_test"]
     ]
     assert fires == [(name, fire) for name in names for fire in (True, False)]
+
+
+def test_every_failure_of_the_chaos_run_has_its_alert_or_says_why_not() -> None:
+    page = (ROOT / "docs" / "runbook.md").read_text()
+    table = page.partition("## Which alert for which failure")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| [^|]*\(`([a-z ]+)`\) \| ([^|]*) \|", table, re.MULTILINE))
+    named = {fault: set(re.findall(r"\[(\w+)\]\(#", answer)) for fault, answer in rows.items()}
+
+    assert set(rows) == {*REPLICA_FAULTS, *OPENCODE_FAULTS, *DATABASE_FAULTS}
+    assert {*chain.from_iterable(named.values())} <= {rule["alert"] for rule in alerts()}
+    assert {fault for fault, answer in rows.items() if answer.startswith("none")} == {
+        "term",
+        "clock",
+    }
+    assert all(named[fault] for fault in rows if fault != "clock")
 
 
 def test_the_dashboard_is_made_from_its_list() -> None:

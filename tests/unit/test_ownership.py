@@ -193,6 +193,7 @@ async def test_an_opencode_is_abandoned_however_long_its_owner_is_gone(tmp_path:
         forgotten = await second.read(replicas.upstreams)
 
     assert [row.away_seconds for row in reached] == [None]
+    assert [Census(2, (), rows).unowned for rows in (reached, kept, forgotten)] == [0, 1, 1]
     assert Census(2, (), kept).abandoned(86_400.0) == ["x"]
     assert Census(2, (), forgotten).abandoned(86_400.0) == ["x"]
 

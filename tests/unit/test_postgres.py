@@ -21,6 +21,7 @@ from sqlalchemy.engine import Connection
 from structlog.testing import capture_logs
 
 from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.metrics import REGISTRY
 from opencode_a2a.store import callers, replicas, schema
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import Spent
@@ -688,7 +689,12 @@ async def test_a_failed_write_that_nobody_waits_for_is_no_error_of_the_loop(url:
 async def test_a_database_that_is_away_is_not_complained_about_for_every_call(
     server: PostgresServer, url: str
 ) -> None:
+    def figure(name: str) -> float:
+        return REGISTRY.get_sample_value(name) or 0.0
+
     async with Relay(server.port) as relay, Database(relay.url(url)) as database:
+        await database.write(add(0))
+        failed, age = figure("a2a_store_failures_total"), figure("a2a_store_commit_age_seconds")
         relay.down = True
         relay.break_off()
         with capture_logs() as logs:
@@ -696,8 +702,15 @@ async def test_a_database_that_is_away_is_not_complained_about_for_every_call(
                 with pytest.raises(StoreUnavailableError):
                     await database.write(add(1))
 
+        later = figure("a2a_store_commit_age_seconds")
+        relay.down = False
+        await database.write_until_stored(add(1))
+        recovered = figure("a2a_store_commit_age_seconds")
+
     failures = [log for log in logs if log["event"] == "store failed"]
     assert len(failures) < 5
+    assert figure("a2a_store_failures_total") >= failed + 20
+    assert age < later > recovered
 
 
 @pytest.mark.requirement("I18")

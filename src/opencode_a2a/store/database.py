@@ -96,6 +96,8 @@ class Writer:
         self.queue: queue.SimpleQueue[PendingWrite[Any] | str | None] = queue.SimpleQueue()
         """Writes, texts to send to all processes, and None as the last."""
         self._opened: Future[None] = Future()
+        self._committed_at = time.monotonic()
+        metrics.STORE_COMMIT_AGE.set_function(lambda: time.monotonic() - self._committed_at)
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
     async def start(self) -> None:
@@ -138,6 +140,8 @@ class Writer:
                 with metrics.STORE_COMMIT_SECONDS.time():
                     results = self._engine.write(calls)
                 metrics.STORE_GROUP_SIZE.observe(len(calls))
+                if any(error is None for _, _, error in results):
+                    self._committed_at = time.monotonic()
                 self._loop.call_soon_threadsafe(_deliver, results)
         self._engine.close()
 
@@ -334,6 +338,7 @@ class Database:
         await self._committed(self.submit(touch), "checking")
 
     def _unavailable(self, operation: str, error: Exception) -> StoreUnavailableError:
+        metrics.STORE_FAILURES.inc()
         self._complaints.log(operation, cause(error))
         return StoreUnavailableError(
             f"Task store unavailable while {operation} task state; try again", operation=operation

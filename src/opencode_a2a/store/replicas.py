@@ -129,6 +129,11 @@ class Census:
         """Whether a live replica owns an OpenCode that it can reach."""
         return any(row.state == "up" and not row.free for row in self.upstreams)
 
+    @property
+    def unowned(self) -> int:
+        """How many OpenCodes have no live owner, without those that were given up for lost."""
+        return sum(row.free and row.state != "lost" for row in self.upstreams)
+
     def abandoned(self, seconds: float) -> list[str]:
         """Return the OpenCodes that no live replica lists, and that were away for so long.
 

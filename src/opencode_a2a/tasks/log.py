@@ -43,6 +43,7 @@ from opencode_a2a.events import (
     Grew,
     Outcome,
     Resumed,
+    TextGrew,
     ToolChanged,
     Usage,
     UsageCounted,
@@ -459,6 +460,7 @@ class TaskLog(ReadableLog):
             and len(entries) == 1
             and self._shown == first - 1
             and isinstance(entries[0].event, Grew)
+            and not entries[0].event.opens
             and holds_lease
         ):
             # Most appends are one piece of text. It stops nothing, so that of ``_show`` only this
@@ -467,6 +469,11 @@ class TaskLog(ReadableLog):
             for reader in self.readers:
                 reader.offer(entries)
             return True
+        # What a person took to answer is no sign of a slow service.
+        asked = after.pending or self.state.settled or self.state.history[1:]
+        opens = (isinstance(entry.event, TextGrew) and entry.event.opens for entry in entries)
+        if not asked and any(opens):
+            metrics.FIRST_TEXT_SECONDS.observe((at - self.ref.created_at) / 1000)
         firm = not FIRM.isdisjoint(type(entry.event) for entry in entries)
         if firm or in_same_commit is not None:
             self._firm = entries[-1].seq

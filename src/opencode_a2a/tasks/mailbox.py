@@ -89,6 +89,8 @@ class _Waiting:
     """An ``ask`` that has no reply yet."""
 
     reply: asyncio.Future[bytes]
+    since: float
+    """When it was asked, by the monotonic clock."""
     until: float
     """When it is given up unless a live replica has taken the mail; by the monotonic clock."""
 
@@ -109,6 +111,11 @@ class Mailbox:
         self._doing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._swept = time.monotonic()
+        metrics.POST_OLDEST.set_function(self._longest_wait)
+
+    def _longest_wait(self) -> float:
+        now = time.monotonic()
+        return max((now - one.since for one in self._waiting.values()), default=0.0)
 
     def register(self, kind: str, handler: Handler) -> None:
         """Have a handler carry out one kind of call.
@@ -133,7 +140,7 @@ class Mailbox:
             raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
         no = await self._database.write(mail.send, upstream, me, kind, body, again=repeatable)
         reply = asyncio.get_running_loop().create_future()
-        self._waiting[no] = _Waiting(reply, began + PATIENCE_SECONDS)
+        self._waiting[no] = _Waiting(reply, began, began + PATIENCE_SECONDS)
         self._database.notify("m")
         self._wake.set()  # this replica may have become the owner meanwhile
         outcome = "given_up"

@@ -225,6 +225,7 @@ class Ownership:
             await self._become_owner(census, names)
         if names := census.abandoned(self._fleet.lost_seconds):
             await self._end_abandoned(me, names)
+        metrics.UPSTREAMS_UNOWNED.set(self._database.census.unowned)
 
     async def _census(self, me: int) -> Census:
         return await self._database.read(
