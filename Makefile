@@ -47,7 +47,7 @@ help:
 	@echo 'make test       run all tests, with a real OpenCode and a real browser'
 	@echo 'make test-fast  run the tests that need neither'
 	@echo 'make test-lowest  run these with the lowest versions of the packages that are declared'
-	@echo 'make test-opencode2  run live tests with a preview of OpenCode 2, which it installs (265 MB)'
+	@echo 'make test-opencode2  run the live tests with the preview of OpenCode 2, some of which `test` includes'
 	@echo 'make kills      kill the service at random moments; KILLS=200 SEED=1'
 	@echo 'make chaos      kill parts of a cluster at random and check what clients see; SECONDS=600 SEED=1'
 	@echo 'make clients    record what people see in other clients; ARGS="litellm" runs only that one'
@@ -103,18 +103,14 @@ test-programs: $(TEST_PROGRAMS) $(SDK03)
 test-fast: $(PACKAGES)
 	$(BIN)/pytest $(IN_PARALLEL) -m "not live and not browser" $(ARGS)
 
-# The preview of OpenCode 2 is 265 MB, and so not among the programs of `test`.
-OPENCODE2 := .tools/opencode2/node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2
-test-opencode2: $(PACKAGES) $(TEST_PROGRAMS) $(OPENCODE2)
+# The whole live suite on the preview of OpenCode 2, of which `test` runs a part.
+OPENCODE2 := node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2
+ON_OPENCODE2 := $(addprefix tests/live/test_,$(addsuffix .py,adoption answers background durability \
+	extensions_interrupts extensions_sessions failures interrupts kills outages sessions steering turns))
+test-opencode2: $(PACKAGES) $(TEST_PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_UNDER_TEST="$(CURDIR)/$(OPENCODE2)" $(BIN)/pytest -p no:xdist \
 		$(shell sed -n "s/^\(tests[^ ]*\).*/--deselect '\1'/p" tests/live/differs-2.txt) \
-		$(or $(ARGS),tests/live/background.py $(addprefix tests/live/test_,turns.py interrupts.py \
-		steering.py sessions.py answers.py kills.py outages.py))
-
-$(OPENCODE2): src/opencode_a2a/opencode/process.py
-	@tools/step 'The preview of OpenCode 2' npm install --silent --no-save --prefix .tools/opencode2 \
-		@opencode-ai/cli-linux-x64-baseline@$(shell sed -n 's/^PREVIEW: Final = "\(.*\)"/\1/p' $<)
-	@touch $@
+		$(or $(ARGS),$(ON_OPENCODE2))
 
 LOWEST := .tools/lowest/.installed
 test-lowest: $(PACKAGES) $(LOWEST)
@@ -200,17 +196,17 @@ $(RUNTIME): pyproject.toml uv.lock | $(UV)
 # place; npm runs such scripts or not, depending on its version, so it is run here. npm brings one
 # for every kind of processor, of which the others are not needed.
 NPM_CI = npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
-$(PROGRAMS): package.json package-lock.json
+$(PROGRAMS): package.json package-lock.json .npmrc
 	@tools/step '[3/3] OpenCode, 150 MB' $(NPM_CI) --omit=dev
 	@node node_modules/opencode-ai/postinstall.mjs
 	@find node_modules/opencode-*/bin -name opencode -links 1 -delete
 	@touch $@
 
-# The tests need more: other clients, and a browser. The package of Chromium holds it compressed,
+# The tests need more: other clients, OpenCode 2 where there is one, and a browser. The package of Chromium holds it compressed,
 # together with the libraries that a bare machine lacks; it unpacks those only where it believes to be
 # in a cloud function, and everything into the directory for temporary files.
 CHROMIUM := $(CURDIR)/node_modules/.chromium
-$(TEST_PROGRAMS): package.json package-lock.json
+$(TEST_PROGRAMS): package.json package-lock.json .npmrc
 	@tools/step 'OpenCode, a browser and other clients for the tests' $(NPM_CI)
 	@node node_modules/opencode-ai/postinstall.mjs
 	@mkdir -p $(CHROMIUM)

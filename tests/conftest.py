@@ -1,12 +1,14 @@
 """What tests of every kind share."""
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,6 +20,9 @@ from tests.support.backstage import Backstage, stop_all
 from tests.support.service import Running, serving, settings_for
 
 ROOT = Path(__file__).parent.parent
+PREVIEW = ROOT / "node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2"
+"""The OpenCode 2 that the project pins; it exists for Linux on x64 only, and so are its tests."""
+OPENCODE1, OPENCODE2 = "opencode1", "opencode2"
 
 # A shell that runs the tests in the background lets them, and all they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,27 +39,63 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif (both := marked("both_databases")) and not marked("sqlite_only"):
         engines = [*stores.ENGINES, *both.args]
         metafunc.parametrize("database", engines, indirect=True, scope="module")
+    if "opencode_command" in metafunc.fixturenames:
+        # A test without this parameter would need an OpenCode of its own.
+        drivers = [pytest.param(OPENCODE1, id=pytest.HIDDEN_PARAM)]
+        if "OPENCODE_UNDER_TEST" not in os.environ:
+            if marked("both_drivers"):
+                drivers.append(pytest.param(OPENCODE2, id=OPENCODE2))
+            elif marked("opencode2_only"):
+                drivers = [pytest.param(OPENCODE2, id=OPENCODE2)]
+        metafunc.parametrize("driver", drivers, indirect=True, scope="session")
 
 
+@pytest.hookimpl(trylast=True)  # pytest itself moves tests with the same parameter together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what this system cannot run, or need not, and put the longest files first.
 
     At the end, no process then has to wait for another. No layer knows both a binding and a
-    database: on another than the default, what is the same on every binding is tried on one.
+    database, or a database and OpenCode: on another database than the default, one of these is
+    enough.
     """
-    items[:] = [item for item in items if not is_one_binding_too_many(item)]
+    items[:] = [item for item in items if not is_one_too_many(item)]
     if sys.platform != "linux":
         items[:] = [item for item in items if item.get_closest_marker("linux_only") is None]
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        items[:] = [item for item in items if not is_on_opencode2(item.nodeid)]
     order = ["image", "live", "browser", "chaos", "service", "unit", "tests"]
-    items.sort(key=lambda item: order.index(item.path.parent.name))
+    files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
+
+    def place(item: pytest.Item) -> tuple[int, bool, int]:
+        folder = order.index(item.path.parent.name)
+        return folder, not is_on_opencode2(item.nodeid), files[item.path]
+
+    items.sort(key=place)
 
 
-def is_one_binding_too_many(item: pytest.Item) -> bool:
+def is_on_opencode2(nodeid: str) -> bool:
+    return OPENCODE2 in nodeid.partition("[")[2]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Let one process run all that needs an OpenCode 2, and the others file by file."""
+    from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs] # none
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return OPENCODE2 if is_on_opencode2(nodeid) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
+
+
+def is_one_too_many(item: pytest.Item) -> bool:
     spec = getattr(item, "callspec", None)
     if spec is None or item.get_closest_marker("both_databases") is None:
         return False
     engine, wire = spec.params.get("database"), spec.params.get("wire")
-    return engine not in (None, stores.DEFAULT) and wire not in (None, Wire.RPC)
+    one = wire in (None, Wire.RPC) and spec.params.get("driver") != OPENCODE2
+    return engine not in (None, stores.DEFAULT) and not one
 
 
 @pytest.hookimpl(trylast=True)  # when the fixtures of the test are gone
@@ -95,10 +136,20 @@ def database(request: pytest.FixtureRequest, database_server: None) -> Generator
 
 
 @pytest.fixture(scope="session")
-def opencode_command() -> str:
+def driver(request: pytest.FixtureRequest) -> str:
+    """The generation of OpenCode that a test runs on; mark those that run on both."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def opencode_command(driver: str) -> str:
     """The OpenCode to try out, else the one that the project pins, else that on the search path."""
     if tried := os.environ.get("OPENCODE_UNDER_TEST"):
         return tried
+    if driver == OPENCODE2:
+        if not PREVIEW.exists():
+            pytest.fail("OpenCode 2 is not installed: run `make test-programs`", pytrace=False)
+        return str(PREVIEW)
     local = ROOT / "node_modules" / ".bin" / "opencode"
     found = str(local) if local.exists() else shutil.which("opencode")
     if found is None:

@@ -83,7 +83,7 @@ def prepare_opencode(into: Path, architecture: Architecture) -> None:
     """Fetch the one program of OpenCode's package that is for this kind of processor."""
     folder = into.with_name("npm")
     folder.mkdir()
-    for name in ("package.json", "package-lock.json"):
+    for name in ("package.json", "package-lock.json", ".npmrc"):
         shutil.copy(ROOT / name, folder)
     run("npm", "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--os=linux",
         f"--cpu={architecture.cpu}", "--libc=glibc", cwd=folder)  # fmt: skip

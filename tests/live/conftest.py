@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.connect import Connection
 from opencode_a2a.opencode.driver import Driver
-from opencode_a2a.opencode.managed import USERNAME, install_nothing
+from opencode_a2a.opencode.managed import install_nothing
 from opencode_a2a_demo.server import DemoModel
 from tests.conftest import ASKING, UNTRACKED, Stages
 from tests.support import mcp_echo
 from tests.support.answers import Wire
-from tests.support.backstage import Backstage
+from tests.support.backstage import Backstage, past_service
 from tests.support.caller import Caller
 from tests.support.forked import ForkedProgram
 from tests.support.program import Program
@@ -121,9 +120,8 @@ async def kill_at(
 @pytest.fixture
 async def opencode(backstage: Backstage) -> AsyncGenerator[Driver]:
     """OpenCode's own API, past the service."""
-    async with Connection(backstage.url, username=USERNAME, password=backstage.password) as there:
-        await there.choose()
-        yield there.driver
+    async with past_service(backstage.url, backstage.password) as driver:
+        yield driver
 
 
 @pytest.fixture

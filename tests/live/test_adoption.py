@@ -45,6 +45,7 @@ async def asked(caller: Caller, path: Path) -> Task:
     return task
 
 
+@pytest.mark.both_drivers
 async def test_text_tools_and_permissions_go_on_after_a_kill(
     program: Program, model: DemoModel, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import random
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -20,11 +19,10 @@ from structlog.testing import capture_logs
 from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import RequestId
-from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.managed import USERNAME
+from opencode_a2a.opencode.driver import Location
 from tests.live.conftest import KILLS, SEED, Serve, kill_at
 from tests.support.answers import RefusedError, Task, Update
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, past_service, script
 from tests.support.caller import Caller
 from tests.support.event_stream import listening
 from tests.support.forked import ForkedProgram
@@ -232,13 +230,6 @@ async def test_of_two_answers_at_once_only_the_one_that_counted_is_in_the_histor
 # Answers that came past the service
 
 
-@asynccontextmanager
-async def past(url: str, password: str | None) -> AsyncGenerator[OpenCode]:
-    """OpenCode as whoever knows its password can reach it."""
-    async with OpenCode(url, username=USERNAME, password=password) as client:
-        yield client
-
-
 def audited(logs: list[Any]) -> list[Any]:
     return [one for one in logs if one["event"] == "interrupt answered past the service"]
 
@@ -266,7 +257,7 @@ async def test_an_answer_past_the_service_stops_the_turn_of_a_managed_opencode(
             assert fleet is not None
             upstream = fleet.first.upstream
             asked = await caller.send(script([read], [{"say": "went on "}, {"gate": gate}]))
-            async with past(upstream.url, upstream.password) as agent:
+            async with past_service(upstream.url, upstream.password) as agent:
                 at = Location(directory=str(tmp_path / "workspace"))
                 request = RequestId(asked.interrupt["request_id"])
                 await agent.reply_permission(request, "once", at=at)
@@ -292,7 +283,7 @@ async def test_a_setting_says_whether_opencode_may_be_answered_at_its_own_termin
     asked = await caller.send(commands.prompt)
 
     with capture_logs() as logs:
-        async with past(stage.url, stage.password) as console:
+        async with past_service(stage.url, stage.password) as console:
             at = Location(directory=str(stage.workspace))
             await console.reply_permission(RequestId(asked.interrupt["request_id"]), "once", at=at)
             if allowed == "true":
@@ -337,7 +328,7 @@ async def test_an_answer_given_past_the_service_while_it_was_down_stops_the_turn
     stage, caller = asking_backstage, Caller(program)
     asked = await caller.send(commands.prompt)
     await program.kill()
-    async with past(stage.url, stage.password) as agent, listening(agent) as heard:
+    async with past_service(stage.url, stage.password) as agent, listening(agent) as heard:
         at = Location(directory=str(stage.workspace))
         await agent.reply_permission(RequestId(asked.interrupt["request_id"]), "once", at=at)
         await heard.until(b'"permission.asked"')
@@ -357,7 +348,7 @@ async def test_an_answer_past_the_service_is_noticed_after_the_turn_has_ended_wi
     stage, caller, name = asking_backstage, Caller(program), uuid.uuid4().hex
     asked = await caller.send(script([_touch(name)], [DONE]))
     await program.kill()
-    async with past(stage.url, stage.password) as agent, asyncio.timeout(60):
+    async with past_service(stage.url, stage.password) as agent, asyncio.timeout(60):
         at = Location(directory=str(stage.workspace))
         await agent.reply_permission(RequestId(asked.interrupt["request_id"]), "once", at=at)
         while asked.session_id in await agent.session_status(at=at):
@@ -391,7 +382,7 @@ async def test_an_always_of_ours_does_not_cover_one_that_is_given_elsewhere_late
     other = await caller.send(script([_touch("forged")], [DONE]), metadata=place)
 
     with capture_logs() as logs:
-        async with past(stage.url, stage.password) as agent:
+        async with past_service(stage.url, stage.password) as agent:
             request = RequestId(other.interrupt["request_id"])
             await agent.reply_permission(request, "always", at=Location(directory=str(directory)))
             ended = await caller.ended(other.id)

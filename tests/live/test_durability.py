@@ -18,7 +18,7 @@ from a2a.types import Message, Part, Role, SendMessageRequest, TaskState
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.types import TextPart
 from tests.live.conftest import KILLS, SEED, two_wires
 from tests.support.answers import Task, Update, Wire, fold
@@ -44,7 +44,7 @@ async def cut(following: Following) -> list[Update]:
     return following.updates
 
 
-async def prompts(opencode: OpenCode, task: Task) -> list[list[str]]:
+async def prompts(opencode: Driver, task: Task) -> list[list[str]]:
     """Return the texts of every user message in the session of a task."""
     messages = (await opencode.messages(SessionId(task.session_id))).items
     return [
@@ -67,7 +67,7 @@ async def working(program: Program) -> list[Any]:
 @pytest.mark.sqlite_only  # on PostgreSQL one wire is resumed below, over several kills
 @two_wires
 async def test_a_reader_goes_on_with_its_last_id_after_a_kill(
-    program: Program, backstage: Backstage, opencode: OpenCode, gate: str, wire: Wire
+    program: Program, backstage: Backstage, opencode: Driver, gate: str, wire: Wire
 ) -> None:
     caller = Caller(program, wire)
     prompt = script({"say": "first half, "}, {"gate": gate}, {"say": "second half"})
@@ -145,7 +145,7 @@ async def test_a_stream_may_be_resumed_over_several_kills(
 @pytest.mark.requirement("I1")
 @pytest.mark.requirement("I3")
 async def test_a_background_task_ends_by_itself_after_a_kill(
-    program: Program, backstage: Backstage, opencode: OpenCode, gate: str
+    program: Program, backstage: Backstage, opencode: Driver, gate: str
 ) -> None:
     caller = Caller(program)
     begun = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
@@ -161,7 +161,7 @@ async def test_a_background_task_ends_by_itself_after_a_kill(
 
 
 async def test_a_turn_that_ended_while_the_service_was_down_is_taken_up(
-    program: Program, backstage: Backstage, opencode: OpenCode, gate: str
+    program: Program, backstage: Backstage, opencode: Driver, gate: str
 ) -> None:
     caller = Caller(program)
     call: JsonObject = {
@@ -188,7 +188,7 @@ async def test_a_turn_that_ended_while_the_service_was_down_is_taken_up(
 
 
 async def test_a_task_that_waits_for_its_turn_is_prompted_once_after_a_kill(
-    program: Program, backstage: Backstage, opencode: OpenCode, gate: str
+    program: Program, backstage: Backstage, opencode: Driver, gate: str
 ) -> None:
     """I6: the second message of a context waits for the first, and is not yet in OpenCode."""
     caller = Caller(program)
@@ -205,7 +205,7 @@ async def test_a_task_that_waits_for_its_turn_is_prompted_once_after_a_kill(
 
 
 async def test_a_task_admitted_while_opencode_was_away_is_run_after_a_restart(
-    program: Program, backstage: Backstage, opencode: OpenCode
+    program: Program, backstage: Backstage, opencode: Driver
 ) -> None:
     caller = Caller(program)
     async with Proxy(backstage.url) as wire:
@@ -222,7 +222,7 @@ async def test_a_task_admitted_while_opencode_was_away_is_run_after_a_restart(
 
 
 async def test_a_message_sent_again_after_a_kill_is_the_same_task(
-    program: Program, backstage: Backstage, opencode: OpenCode, gate: str
+    program: Program, backstage: Backstage, opencode: Driver, gate: str
 ) -> None:
     """I6: a client that never saw the answer sends again, and nothing runs twice."""
     caller = Caller(program)
@@ -244,7 +244,7 @@ async def test_a_message_sent_again_after_a_kill_is_the_same_task(
 
 
 async def test_a_permission_can_be_answered_after_a_kill(
-    program: Program, backstage: Backstage, opencode: OpenCode, tmp_path: Path
+    program: Program, backstage: Backstage, opencode: Driver, tmp_path: Path
 ) -> None:
     (tmp_path / "outside.txt").write_text("from outside")
     call: JsonObject = {"tool": "read", "input": {"filePath": str(tmp_path / "outside.txt")}}
@@ -264,7 +264,7 @@ async def test_a_permission_can_be_answered_after_a_kill(
 
 
 async def test_a_permission_answered_elsewhere_while_the_service_was_down_lets_the_task_end(
-    program: Program, opencode: OpenCode, backstage: Backstage, tmp_path: Path
+    program: Program, opencode: Driver, backstage: Backstage, tmp_path: Path
 ) -> None:
     (tmp_path / "outside.txt").write_text("from outside")
     call: JsonObject = {"tool": "read", "input": {"filePath": str(tmp_path / "outside.txt")}}
@@ -284,7 +284,7 @@ async def test_a_permission_answered_elsewhere_while_the_service_was_down_lets_t
 
 
 async def test_no_task_is_lost_or_doubled_whenever_the_service_is_killed(
-    program: Program, opencode: OpenCode
+    program: Program, opencode: Driver
 ) -> None:
     """I1, I2, I3, I5, I6, with kills at seeded random moments."""
     chance = random.Random(SEED)  # noqa: S311 - no secret

@@ -14,7 +14,7 @@ import pytest
 
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.managed import (
     USERNAME,
     ManagedOpenCode,
@@ -24,7 +24,7 @@ from opencode_a2a.opencode.managed import (
 from opencode_a2a.opencode.process import listening_url
 from opencode_a2a.opencode.types import Prompt, SessionDraft, ShellCall, TextInput
 from opencode_a2a_demo.server import DemoModel, opencode_config
-from tests.support.backstage import script
+from tests.support.backstage import past_service, script
 from tests.support.caller import Caller
 from tests.support.ports import free_port
 from tests.support.program import PATIENCE, Program, bare, run
@@ -101,7 +101,7 @@ async def test_no_program_that_opencode_starts_inherits_its_password(
             state=tmp_path / "state",
             directory=workspace,
         ) as managed,
-        OpenCode(managed.url, password=managed.password) as opencode,
+        past_service(managed.url, managed.password) as opencode,
         httpx2.AsyncClient(base_url=managed.url, trust_env=False) as http,
     ):
         session = await opencode.create_session(SessionDraft(title="T"), at=at)
@@ -265,7 +265,7 @@ async def test_doctor_and_serve_say_that_a_plain_opencode_shows_its_password(
         assert f"the agent's tools see that of {opencode.url} in their environment" in told
         assert "start it with `opencode-a2a opencode`" in told
         assert PASSWORD not in told
-        async with OpenCode(opencode.url, password=PASSWORD) as client:
+        async with past_service(opencode.url, PASSWORD) as client:
             assert await client.sessions(at=Location(str(workspace))) == []
 
         async with Program(variables) as program:

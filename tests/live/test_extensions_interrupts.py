@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.events import PermissionAsked
 from opencode_a2a.opencode.feed import Feed
 from tests.support.answers import Task
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, past_service, script
 from tests.support.caller import Caller
 from tests.support.event_stream import listening
 from tests.support.service import TOKEN, Running, serving, settings_for
@@ -220,8 +220,8 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
     session_id = made["item"]["id"]
     parts = [{"type": "text", "text": script(TIMED, {"gate": "stray"}, {"say": "done"})}]
     params = {"session_id": session_id, "request": {"parts": parts}}
-    async with OpenCode(backstage.url, password=backstage.password) as opencode:
-        feed = Feed(opencode.events)
+    async with past_service(backstage.url, backstage.password) as opencode:
+        feed = Feed(opencode.events, opencode.decoder)
         listening = asyncio.create_task(feed.run())
         async with asyncio.timeout(60):
             await feed.up.wait()
@@ -295,7 +295,7 @@ async def test_what_is_asked_without_a_task_has_a_deadline_rules_and_an_audit_re
 
 
 async def test_what_is_asked_without_a_task_keeps_its_deadline_over_a_restart(
-    backstage: Backstage, tmp_path: Path, opencode: OpenCode
+    backstage: Backstage, tmp_path: Path, opencode: Driver
 ) -> None:
     gate = uuid.uuid4().hex
     parts = [{"type": "text", "text": script([TIMED], [{"say": "went on"}, {"gate": gate}])}]

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.managed import USERNAME
 from opencode_a2a.opencode.types import SessionDraft
 from tests.support.answers import Task
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, past_service, script
 from tests.support.caller import Caller
 from tests.support.service import Running, serving, settings_for
 
@@ -269,7 +269,7 @@ async def test_a_sub_agents_session_belongs_to_its_parents_owner(ann: Caller, bo
 async def test_a_session_of_nobody_becomes_the_callers_by_a_change(
     ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
-    async with OpenCode(backstage.url, password=backstage.password) as opencode:
+    async with past_service(backstage.url, backstage.password) as opencode:
         at = Location(directory=str(backstage.workspace))
         nobodys = (await opencode.create_session(SessionDraft(title="Nobody's"), at=at)).id
 
@@ -286,7 +286,7 @@ async def test_whoever_has_a_session_has_what_it_would_be_deleted_with(
     ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
     """OpenCode deletes the sessions of sub-agents together with their parent."""
-    async with OpenCode(backstage.url, password=backstage.password) as opencode:
+    async with past_service(backstage.url, backstage.password) as opencode:
         at = Location(directory=str(backstage.workspace))
         parents = [(await opencode.create_session(SessionDraft(), at=at)).id for _ in range(3)]
         children = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from tests.live.conftest import Serve, two_wires
 from tests.support.answers import RefusedError, Wire
 from tests.support.backstage import Backstage, script
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 LOOP = {"tool": "bash", "input": {"command": "true", "description": "d"}}
 
 
-async def busy(opencode: OpenCode, backstage: Backstage) -> set[SessionId]:
+async def busy(opencode: Driver, backstage: Backstage) -> set[SessionId]:
     at = Location(directory=str(backstage.workspace))
     return set(await opencode.session_status(at=at))
 
@@ -28,6 +28,7 @@ async def busy(opencode: OpenCode, backstage: Backstage) -> set[SessionId]:
 # The model fails
 
 
+@pytest.mark.both_drivers
 @pytest.mark.parametrize(
     ("failure", "kind", "remedy"),
     [
@@ -117,6 +118,7 @@ async def test_an_answer_that_was_cut_for_length_completes_and_says_so(caller: C
 # The provider wants a sign-in
 
 
+@pytest.mark.both_drivers
 @two_wires
 async def test_a_refused_key_asks_for_a_sign_in_and_the_next_message_tries_again(
     service: Running, wire: Wire
@@ -165,7 +167,7 @@ async def test_a_model_that_never_finishes_is_stopped_after_so_many_steps(serve:
 
 
 async def test_a_retry_a_day_ahead_is_not_waited_for(
-    serve: Serve, opencode: OpenCode, backstage: Backstage
+    serve: Serve, opencode: Driver, backstage: Backstage
 ) -> None:
     caller = Caller(await serve(A2A_TURN_MAX_RETRY_WAIT_SECONDS="60"))
 
@@ -194,7 +196,7 @@ async def test_a_clock_that_is_set_back_does_not_end_a_turn_that_waits_for_a_ret
 
 
 async def test_a_model_that_hangs_is_given_up_after_silence(
-    serve: Serve, opencode: OpenCode, backstage: Backstage
+    serve: Serve, opencode: Driver, backstage: Backstage
 ) -> None:
     caller = Caller(await serve(A2A_TURN_SILENCE_SECONDS="1"))
 
@@ -234,6 +236,7 @@ async def test_a_turn_beyond_the_limit_is_refused_at_once(
 # Wrong names
 
 
+@pytest.mark.both_drivers
 @pytest.mark.parametrize("model", ["demo/none", "nobody/none"])
 async def test_an_unknown_model_fails_the_task(caller: Caller, model: str) -> None:
     provider, _, name = model.partition("/")
@@ -260,9 +263,10 @@ async def test_an_unknown_agent_fails_the_task(serve: Serve) -> None:
 # Somebody cancels
 
 
+@pytest.mark.both_drivers
 @two_wires
 async def test_a_canceled_turn_keeps_its_text_and_its_session(
-    service: Running, backstage: Backstage, opencode: OpenCode, wire: Wire
+    service: Running, backstage: Backstage, opencode: Driver, wire: Wire
 ) -> None:
     caller = Caller(service, wire)
     async with caller.stream(script({"say": "half "}, {"hang": True})) as following:
@@ -304,8 +308,9 @@ async def test_a_turn_that_waits_for_a_retry_can_be_canceled(caller: Caller) -> 
     assert canceled.error_type is None
 
 
+@pytest.mark.both_drivers
 async def test_sub_agents_are_stopped_with_their_turn(
-    caller: Caller, backstage: Backstage, opencode: OpenCode
+    caller: Caller, backstage: Backstage, opencode: Driver
 ) -> None:
     gate = str(uuid.uuid4())
     call = {

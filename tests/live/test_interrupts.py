@@ -15,13 +15,10 @@ from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse, T
 from structlog.testing import capture_logs
 
 from opencode_a2a.ids import RequestId, SessionId
-from opencode_a2a.opencode.client import Location
-from opencode_a2a.opencode.connect import Connection
-from opencode_a2a.opencode.driver import Driver
-from opencode_a2a.opencode.managed import USERNAME
+from opencode_a2a.opencode.driver import Driver, Location
 from tests.live.conftest import Serve, two_wires
 from tests.support.answers import RefusedError, Task, Wire
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, past_service, script
 from tests.support.caller import Caller
 from tests.support.service import TOKEN, Running, serving, settings_for
 
@@ -61,9 +58,8 @@ def person(asking: Running) -> Caller:
 async def lists(asking_backstage: Backstage) -> AsyncGenerator[Driver]:
     """OpenCode's own API, with what it has pending."""
     stage = asking_backstage
-    async with Connection(stage.url, username=USERNAME, password=stage.password) as there:
-        await there.choose()
-        yield there.driver
+    async with past_service(stage.url, stage.password) as driver:
+        yield driver
 
 
 async def pending(lists: Driver, stage: Backstage, *tasks: Task) -> list[str]:
@@ -171,6 +167,7 @@ async def test_a_background_caller_finds_the_prompt_and_answers_by_data(
     assert ended.tools[0]["output"] == "ran\n"
 
 
+@pytest.mark.both_drivers
 @two_wires
 async def test_a_stream_stops_at_the_prompt_and_goes_on_with_the_answer(
     asking: Running, wire: Wire
@@ -207,6 +204,7 @@ async def test_a_subscriber_sees_the_prompt_come_and_go(person: Caller) -> None:
     assert resolved["resolution"] == "once"
 
 
+@pytest.mark.both_drivers
 async def test_a_sub_agent_asks_through_the_task_that_started_it(person: Caller) -> None:
     call = {
         "tool": "task",
@@ -252,6 +250,7 @@ async def test_a_question_is_answered_in_any_of_these_ways(
     assert understood in ended.text
 
 
+@pytest.mark.both_drivers
 async def test_several_options_and_several_questions_are_answered_line_by_line(
     person: Caller,
 ) -> None:
@@ -266,6 +265,7 @@ async def test_several_options_and_several_questions_are_answered_line_by_line(
     assert "very large" in ended.text
 
 
+@pytest.mark.both_drivers
 async def test_a_dismissed_question_ends_the_turn_as_rejected(person: Caller) -> None:
     asked = await person.send(script(question(COLOR), DONE))
     ended = await person.send("reject", task=asked.id)
@@ -278,6 +278,7 @@ async def test_a_dismissed_question_ends_the_turn_as_rejected(person: Caller) ->
 # Refused
 
 
+@pytest.mark.both_drivers
 async def test_a_rejected_permission_ends_the_turn_and_says_so(person: Caller) -> None:
     asked = await person.send(script(BASH, DONE))
     ended = await person.send("no", task=asked.id)
@@ -314,6 +315,7 @@ async def test_nonsense_leaves_the_prompt_pending_and_says_what_is_accepted(
     assert (await person.send("once", task=asked.id)).state == "completed"
 
 
+@pytest.mark.both_drivers
 async def test_always_is_refused_unless_the_setting_allows_it(person: Caller) -> None:
     asked = await person.send(script(BASH, DONE))
 
@@ -410,6 +412,7 @@ async def both_asked(person: Caller, begun: Task) -> Task:
     return await person.get(begun.id)
 
 
+@pytest.mark.both_drivers
 async def test_parallel_prompts_are_all_listed_and_answered_one_by_one(person: Caller) -> None:
     asked = await both_asked(person, await person.begin(script(*commands("a", "b"), DONE)))
 
@@ -499,6 +502,7 @@ async def test_a_yes_for_a_prompt_that_has_just_expired_does_not_allow_the_next(
     assert [tool["status"] for tool in ended.tools] == ["error", "completed"]
 
 
+@pytest.mark.both_drivers
 async def test_rejecting_one_of_several_settles_them_all(
     person: Caller, lists: Driver, asking_backstage: Backstage
 ) -> None:
@@ -515,6 +519,7 @@ async def test_rejecting_one_of_several_settles_them_all(
 # Settled without a person
 
 
+@pytest.mark.both_drivers
 async def test_at_the_deadline_the_model_goes_on_without_an_answer(
     serve: Serve, asking_backstage: Backstage
 ) -> None:
@@ -562,6 +567,7 @@ async def test_at_the_deadline_the_turn_ends_if_so_set(
     assert not await pending(lists, asking_backstage, ended)
 
 
+@pytest.mark.both_drivers
 @pytest.mark.parametrize(
     ("action", "status", "output"), [("allow", "allowed", "ran\n"), ("deny", "denied", None)]
 )
@@ -602,6 +608,7 @@ async def test_every_prompt_leaves_one_audit_record(person: Caller) -> None:
     assert record["by"] == record["principal"]
 
 
+@pytest.mark.both_drivers
 async def test_a_reply_from_elsewhere_is_told_with_what_it_was(
     person: Caller, lists: Driver
 ) -> None:
@@ -623,6 +630,7 @@ async def _directory(lists: Driver, task: Task) -> str:
     return (await lists.session(SessionId(task.session_id))).directory
 
 
+@pytest.mark.both_drivers
 async def test_canceling_leaves_nothing_pending(
     person: Caller, lists: Driver, asking_backstage: Backstage
 ) -> None:
@@ -641,6 +649,7 @@ async def test_canceling_leaves_nothing_pending(
 # Durable
 
 
+@pytest.mark.both_drivers
 @pytest.mark.parametrize("call", [BASH, FETCH], ids=["bash", "webfetch"])
 async def test_a_restart_keeps_the_prompt_and_its_deadline(
     asking_backstage: Backstage, tmp_path: Path, call: Any
@@ -697,6 +706,7 @@ async def test_a_prompt_answered_while_the_service_was_down_is_settled(
 # A client that knows nothing of us
 
 
+@pytest.mark.both_drivers
 async def test_the_stock_client_of_the_sdk_sees_the_prompt_and_answers_it(
     asking: Running,
 ) -> None:

@@ -233,6 +233,7 @@ async def tell_a_webhook(killed: Killed, chance: random.Random) -> None:
     assert in_order(told)
 
 
+@pytest.mark.both_drivers
 @pytest.mark.requirement("I21")
 @pytest.mark.requirement("I23")
 async def test_nothing_is_lost_or_approved_when_the_service_is_killed(killed: Workshop) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
 from tests.conftest import Stages
 from tests.live.conftest import ECHO
 from tests.support.answers import Task
-from tests.support.backstage import Backstage, on_disk, script
+from tests.support.backstage import Backstage, on_disk, past_service, script
 from tests.support.caller import Caller
 from tests.support.program import Program
 from tests.support.service import Running, serving, settings_for, variables_for
@@ -74,7 +73,7 @@ def plan_of(task: Task) -> Any:
 
 async def agents(free: Backstage, task: Task) -> list[str | None]:
     """Return the agent of each prompt in the session of a task."""
-    async with OpenCode(free.url, password=free.password) as opencode:
+    async with past_service(free.url, free.password) as opencode:
         messages = (await opencode.messages(SessionId(task.session_id))).items
     return [message.info.agent for message in messages if message.info.role == "user"]
 

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.kinds import untested
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes
 from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
-from tests.support.backstage import until_restarted
+from tests.support.backstage import past_service, until_restarted
 from tests.support.event_stream import listening
 
 pytestmark = pytest.mark.live
@@ -51,12 +51,12 @@ def ours() -> list[int]:
     return sorted(_marked() - _others)
 
 
-async def session_in(opencode: OpenCode, workspace: Path) -> Session:
+async def session_in(opencode: Driver, workspace: Path) -> Session:
     at = Location(str(workspace))
     return await opencode.create_session(SessionDraft(title="T"), at=at)
 
 
-async def run_for_ever(opencode: OpenCode, session: Session) -> None:
+async def run_for_ever(opencode: Driver, session: Session) -> None:
     """Run a shell command that ends when its processes are ended."""
     command = "(setsid sleep 1000 &) ; echo un''der way ; sleep 1000"
     try:
@@ -71,7 +71,7 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(
     async with (
         asyncio.timeout(120),
         managed_in(workspace, opencode_command) as managed,
-        OpenCode(managed.url, password=managed.password) as opencode,
+        past_service(managed.url, managed.password) as opencode,
         asyncio.TaskGroup() as group,
     ):
         first, address = managed.pid, managed.url
@@ -127,7 +127,7 @@ async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(
     async with asyncio.timeout(120), asyncio.TaskGroup() as group:
         async with (
             managed_in(workspace, opencode_command) as managed,
-            OpenCode(managed.url, password=managed.password) as opencode,
+            past_service(managed.url, managed.password) as opencode,
         ):
             session = await session_in(opencode, workspace)
             async with listening(opencode) as heard:

@@ -11,11 +11,11 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.types import Prompt, TextInput, TextPart
 from tests.conftest import UNTRACKED, Stages
 from tests.live.conftest import ECHO
-from tests.support.backstage import Backstage, on_disk, script
+from tests.support.backstage import Backstage, on_disk, past_service, script
 from tests.support.caller import PATIENCE, Caller
 from tests.support.service import Running, serving, settings_for
 
@@ -106,7 +106,7 @@ async def new_session(caller: Caller) -> str:
 
 async def idle(free: Backstage, session_id: str) -> None:
     """Wait until what was begun by method has ended."""
-    async with asyncio.timeout(PATIENCE), OpenCode(free.url, password=free.password) as opencode:
+    async with asyncio.timeout(PATIENCE), past_service(free.url, free.password) as opencode:
         at = Location(directory=str(free.workspace))
         while True:
             messages = (await opencode.messages(SessionId(session_id), at=at)).items
@@ -438,7 +438,7 @@ async def test_a_narrower_prompt_does_not_join_work_that_the_service_does_not_kn
     prompt = {"session_id": session_id, "request": {"parts": parts}}
 
     # As from OpenCode's own terminal, or by a service that was killed since.
-    async with OpenCode(free.url, password=free.password) as terminal:
+    async with past_service(free.url, free.password) as terminal:
         told = Prompt(parts=[TextInput(text=script(*steps))])
         await terminal.prompt_async(SessionId(session_id), told)
         await free.reached("terminal")
@@ -485,7 +485,7 @@ async def test_a_message_runs_a_command_with_its_text_as_arguments(
 
     assert (done.state, done.text, done.history) == ("completed", "noted", [said])
     assert again.raw == done.raw
-    async with OpenCode(free.url, password=free.password) as opencode:
+    async with past_service(free.url, free.password) as opencode:
         messages = (await opencode.messages(SessionId(done.session_id))).items
     (prompt,) = [message for message in messages if message.info.role == "user"]
     (text, *_) = [part.text for part in prompt.parts if isinstance(part, TextPart)]

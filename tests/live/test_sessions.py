@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.types import SessionDraft
 from tests.live.conftest import Serve
 from tests.support.answers import RefusedError
@@ -52,7 +52,8 @@ async def ann_and_bob(serve: Serve) -> tuple[Caller, Caller]:
     return Caller(service, token=tokens["ann"]), Caller(service, token=tokens["bob"])
 
 
-async def test_a_context_continues_in_its_session(caller: Caller, opencode: OpenCode) -> None:
+@pytest.mark.both_drivers
+async def test_a_context_continues_in_its_session(caller: Caller, opencode: Driver) -> None:
     first = await caller.send(script({"say": "one"}))
     second = await caller.send(script({"say": "two"}), context=first.context_id)
     other = await caller.send(script({"say": "three"}))
@@ -67,7 +68,7 @@ async def test_a_context_continues_in_its_session(caller: Caller, opencode: Open
 
 
 async def test_a_named_session_is_used_and_kept_by_the_context(
-    caller: Caller, opencode: OpenCode, here: Location
+    caller: Caller, opencode: Driver, here: Location
 ) -> None:
     made = await opencode.create_session(SessionDraft(), at=here)
 
@@ -88,7 +89,7 @@ async def test_a_session_that_does_not_exist_is_refused_before_there_is_a_task(
 
 
 async def test_a_session_of_somebody_else_looks_like_none(
-    ann_and_bob: tuple[Caller, Caller], opencode: OpenCode, here: Location
+    ann_and_bob: tuple[Caller, Caller], opencode: Driver, here: Location
 ) -> None:
     ann, bob = ann_and_bob
     made = await opencode.create_session(SessionDraft(), at=here)
@@ -107,7 +108,7 @@ async def test_a_session_of_somebody_else_looks_like_none(
 
 
 async def test_a_sub_agents_session_of_somebody_else_looks_like_none(
-    ann_and_bob: tuple[Caller, Caller], opencode: OpenCode
+    ann_and_bob: tuple[Caller, Caller], opencode: Driver
 ) -> None:
     ann, bob = ann_and_bob
     task = await ann.send(script(SUB_AGENT, {"say": "done"}))
@@ -188,7 +189,7 @@ async def test_no_directory_can_be_chosen_where_it_is_switched_off(
 
 
 async def test_a_session_outside_the_workspace_looks_like_none(
-    serve: Serve, backstage: Backstage, opencode: OpenCode, here: Location
+    serve: Serve, backstage: Backstage, opencode: Driver, here: Location
 ) -> None:
     inside = backstage.workspace / str(uuid.uuid4())
     inside.mkdir()
@@ -204,6 +205,7 @@ async def test_a_session_outside_the_workspace_looks_like_none(
 # One turn at a time
 
 
+@pytest.mark.both_drivers
 async def test_a_second_turn_waits_visibly_for_the_first(
     caller: Caller, backstage: Backstage
 ) -> None:
@@ -222,7 +224,7 @@ async def test_a_second_turn_waits_visibly_for_the_first(
 
 
 async def test_first_messages_that_come_together_share_one_session(
-    caller: Caller, opencode: OpenCode, here: Location
+    caller: Caller, opencode: Driver, here: Location
 ) -> None:
     context = str(uuid.uuid4())
     before = len(await opencode.sessions(at=here, limit=1000))
@@ -237,7 +239,7 @@ async def test_first_messages_that_come_together_share_one_session(
 
 
 async def test_the_same_message_sent_twice_is_prompted_once(
-    caller: Caller, opencode: OpenCode
+    caller: Caller, opencode: Driver
 ) -> None:
     message_id = str(uuid.uuid4())
 
@@ -252,7 +254,7 @@ async def test_the_same_message_sent_twice_is_prompted_once(
 
 
 async def test_a_context_whose_session_was_deleted_goes_on_in_a_new_one(
-    caller: Caller, opencode: OpenCode
+    caller: Caller, opencode: Driver
 ) -> None:
     first = await caller.send(script({"say": "one"}))
     await opencode.delete_session(SessionId(first.session_id))
@@ -264,8 +266,9 @@ async def test_a_context_whose_session_was_deleted_goes_on_in_a_new_one(
     assert second.session_id != first.session_id
 
 
+@pytest.mark.both_drivers
 async def test_a_session_deleted_under_a_turn_fails_it(
-    caller: Caller, opencode: OpenCode, backstage: Backstage
+    caller: Caller, opencode: Driver, backstage: Backstage
 ) -> None:
     gate = str(uuid.uuid4())
     begun = await caller.begin(script({"say": "one "}, {"gate": gate}, {"say": "two"}))
@@ -280,6 +283,7 @@ async def test_a_session_deleted_under_a_turn_fails_it(
     assert "again" in ended.said
 
 
+@pytest.mark.both_drivers
 async def test_the_plan_agent_changes_no_file(caller: Caller, backstage: Backstage) -> None:
     """The agent that a message chooses works on it: what build may write, plan may not."""
     paths = {name: backstage.workspace / f"{name}.txt" for name in ("plan", "build")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.driver import Driver
 from tests.live.conftest import KILLS, SEED
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
@@ -40,7 +40,7 @@ async def calls(backstage: Backstage, mark: str) -> list[int]:
     return [count for count in found if count]
 
 
-async def stored(opencode: OpenCode, task: Task, mark: str) -> int:
+async def stored(opencode: Driver, task: Task, mark: str) -> int:
     """Return how many parts of OpenCode's messages have a mark."""
     messages = (await opencode.messages(SessionId(task.session_id))).items
     texts = [part for m in messages for part in m.parts if part.type == "text"]
@@ -53,7 +53,7 @@ def notes(backstage: Backstage) -> None:
 
 
 async def test_a_message_on_a_working_task_is_seen_at_the_next_step(
-    caller: Caller, backstage: Backstage, opencode: OpenCode
+    caller: Caller, backstage: Backstage, opencode: Driver
 ) -> None:
     gate, message_id = str(uuid.uuid4()), str(uuid.uuid4())
     prompt, mark = marked("as you wish")
@@ -77,8 +77,9 @@ async def test_a_message_on_a_working_task_is_seen_at_the_next_step(
     assert progress == ["accepted", "delivered"]
 
 
+@pytest.mark.both_drivers
 async def test_queued_messages_run_after_the_turn_in_their_order(
-    caller: Caller, backstage: Backstage, opencode: OpenCode
+    caller: Caller, backstage: Backstage, opencode: Driver
 ) -> None:
     gate = str(uuid.uuid4())
     prompt, mark = marked("second")
@@ -100,6 +101,7 @@ async def test_queued_messages_run_after_the_turn_in_their_order(
     assert len(ended.raw["history"]) == 3
 
 
+@pytest.mark.both_drivers
 async def test_a_message_takes_the_place_of_what_is_running(
     caller: Caller, backstage: Backstage
 ) -> None:
@@ -138,7 +140,7 @@ async def test_a_failed_turn_does_not_go_on_with_what_was_queued(
 
 @pytest.mark.parametrize("how", ["steer", "queue", "interrupt"])
 async def test_a_message_survives_a_kill_and_is_never_doubled(
-    program: Program, backstage: Backstage, opencode: OpenCode, how: str
+    program: Program, backstage: Backstage, opencode: Driver, how: str
 ) -> None:
     chance = random.Random(f"{how}{SEED}")  # noqa: S311 - the moments are to be the same in every run
     caller = Caller(program)

@@ -55,6 +55,7 @@ async def test_a_blocking_send_returns_the_whole_answer(service: Running, wire: 
     assert [artifact["name"] for artifact in task.artifacts] == ["reasoning", "text"]
 
 
+@pytest.mark.both_drivers
 @two_wires
 async def test_a_background_task_ends_by_itself(
     service: Running, backstage: Backstage, wire: Wire
@@ -72,6 +73,7 @@ async def test_a_background_task_ends_by_itself(
     assert ended.text == "before after"
 
 
+@pytest.mark.both_drivers
 @two_wires
 async def test_a_stream_tells_exactly_what_is_stored(service: Running, wire: Wire) -> None:
     caller = Caller(service, wire)
@@ -91,6 +93,7 @@ async def test_a_stream_tells_exactly_what_is_stored(service: Running, wire: Wir
     assert same(told, stored)
 
 
+@pytest.mark.both_drivers
 async def test_text_grows_word_by_word_before_the_model_has_ended(
     caller: Caller, backstage: Backstage
 ) -> None:
@@ -121,6 +124,7 @@ async def test_the_texts_of_all_steps_are_told_with_a_blank_line_between(caller:
     assert [tool["status"] for tool in task.tools] == ["completed", "completed"]
 
 
+@pytest.mark.both_drivers
 async def test_a_tool_call_shows_its_input_and_its_output(caller: Caller) -> None:
     call = {"tool": "bash", "input": {"command": "echo hi; exit 3", "description": "Say hi"}}
 
@@ -172,6 +176,7 @@ async def test_a_call_that_makes_no_sense_is_told_as_invalid(caller: Caller, cal
     assert task.text == "sorry"
 
 
+@pytest.mark.both_drivers
 async def test_parallel_calls_keep_an_artifact_each(caller: Caller) -> None:
     calls = [
         {"tool": "bash", "input": {"command": f"echo {n}", "description": "d"}} for n in range(3)
@@ -219,6 +224,7 @@ async def test_odd_figures_of_a_provider_do_not_change_how_a_turn_ends(caller: C
     assert again.text == "still here"
 
 
+@pytest.mark.both_drivers
 async def test_a_sub_agent_is_one_tool_call_and_its_usage_is_counted_apart(caller: Caller) -> None:
     task_call = {
         "tool": "task",
@@ -242,6 +248,7 @@ async def test_a_sub_agent_is_one_tool_call_and_its_usage_is_counted_apart(calle
     assert same(told, stored)
 
 
+@pytest.mark.both_drivers
 async def test_usage_and_cost_are_whole_numbers_on_the_last_status(caller: Caller) -> None:
     used = {"usage": {"prompt": 100, "completion": 20, "cached": 10, "reasoning": 5}}
 
@@ -358,6 +365,7 @@ async def test_the_agent_of_the_settings_is_used(serve: Serve) -> None:
     assert task.text == "planned"
 
 
+@pytest.mark.both_drivers
 async def test_a_model_named_by_the_request_is_used(caller: Caller) -> None:
     metadata = {"shared": {"model": {"providerID": "demo", "modelID": "demo"}}}
 
@@ -366,6 +374,7 @@ async def test_a_model_named_by_the_request_is_used(caller: Caller) -> None:
     assert task.text == "same model"
 
 
+@pytest.mark.both_drivers
 async def test_two_prompts_at_once_in_two_contexts_do_not_mix(
     caller: Caller, backstage: Backstage
 ) -> None:

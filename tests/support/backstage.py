@@ -7,9 +7,9 @@ any loop can use them through their URLs.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,7 +17,8 @@ from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.connect import Connection
-from opencode_a2a.opencode.managed import ManagedOpenCode
+from opencode_a2a.opencode.driver import Driver
+from opencode_a2a.opencode.managed import USERNAME, ManagedOpenCode
 from opencode_a2a_demo.script import enclose
 from opencode_a2a_demo.server import DemoModel, opencode_config
 
@@ -139,6 +140,14 @@ def on_disk(workspace: Path) -> dict[str, bytes]:
         for path in files
         if ".git" not in path.parts
     }
+
+
+@asynccontextmanager
+async def past_service(url: str, password: str | None) -> AsyncGenerator[Driver]:
+    """OpenCode's own API, as whoever knows its password can reach it."""
+    async with Connection(url, username=USERNAME, password=password) as there:
+        await there.choose()
+        yield there.driver
 
 
 async def until_restarted(managed: ManagedOpenCode, killed: int) -> None:

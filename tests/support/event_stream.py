@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.driver import Driver
 
 
 class ReceivedEvents:
@@ -25,7 +25,7 @@ class ReceivedEvents:
 
 
 @asynccontextmanager
-async def listening(opencode: OpenCode) -> AsyncGenerator[ReceivedEvents]:
+async def listening(opencode: Driver) -> AsyncGenerator[ReceivedEvents]:
     """Hear everything that happens from here on."""
     received = ReceivedEvents()
     stream = asyncio.create_task(opencode.events(received.take))

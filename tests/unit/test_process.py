@@ -24,6 +24,7 @@ from opencode_a2a.opencode.managed import (
     passed_environment,
 )
 from opencode_a2a.opencode.process import (
+    PREVIEW,
     QUALIFIED,
     OpenCodeStartError,
     Record,
@@ -53,9 +54,12 @@ def test_the_url_is_read_from_the_line_about_it(line: str, url: str | None) -> N
 
 
 def test_the_version_to_install_is_the_one_that_is_tested() -> None:
-    pinned = orjson.loads((Path(__file__).parents[2] / "package.json").read_bytes())
+    root = Path(__file__).parents[2]
+    pinned = orjson.loads((root / "package.json").read_bytes())
+    preview = orjson.loads((root / "tests/opencode2/package.json").read_bytes())
 
     assert pinned["dependencies"]["opencode-ai"] == QUALIFIED
+    assert {*preview["optionalDependencies"].values()} == {PREVIEW}
 
 
 def test_a_missing_command_is_an_error_with_its_remedy() -> None:

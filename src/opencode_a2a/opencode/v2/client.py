@@ -23,6 +23,7 @@ from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
     UnsupportedOperationError,
+    UpstreamError,
     UpstreamHttpError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
@@ -95,6 +96,7 @@ from opencode_a2a.opencode.v2.messages import (
     rule_to,
     stored,
 )
+from opencode_a2a.opencode.v2.outputs import LOOK_SECONDS, Inserted, Running
 from opencode_a2a.rights import PERMISSIONS
 
 T = TypeVar("T")
@@ -108,6 +110,8 @@ AGENT_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
 WAKE_SECONDS: Final = 2.0
 """Seconds in which a session goes on after its work in the background was ended."""
+HEARTBEAT_SECONDS: Final = 18.0
+"""Seconds after which a stream without even a heartbeat, which comes every 15, is dead."""
 BACKGROUND_SECONDS: Final = 1.0
 """Seconds between two looks at work in the background."""
 IDLE_LOOKS: Final = 3
@@ -201,6 +205,11 @@ class Shell2(Wire):
     metadata: Annotated[ShellMetadata2, Fields] = ShellMetadata2()
 
 
+class Output2(Wire):
+    output: ShownText = ""
+    cursor: int = 0
+
+
 class McpStatus2(Wire):
     status: ShownText = ""
     error: Annotated[str | None, Shown] = None
@@ -247,6 +256,11 @@ class OpenCode2(Calls):
     def prompts(self) -> Recent[SessionId, MessageId]:
         """The last prompt of each session, as far as it is known."""
         return Recent(KNOWN)
+
+    @cached_property
+    def running(self) -> dict[str, Running]:
+        """The running commands of followed sessions."""
+        return {}
 
     @cached_property
     def parents(self) -> Recent[SessionId, SessionId | None]:
@@ -651,7 +665,7 @@ class OpenCode2(Calls):
         if agent is not None and agent != now.agent:
             known = [one.name for one in await self.agents(at=at)]
             if agent not in known:  # OpenCode would keep the prompt, and run it with the next
-                raise UpstreamHttpError(upstream_status=400, detail=f"Agent not found: {agent}")
+                raise UpstreamHttpError(f"OpenCode has no agent {agent}", upstream_status=400)
             await self.do("POST", _path(session_id, "/agent"), {"agent": agent})
         if model is not None and (model != now.model or variant):
             chosen: JsonObject = {"id": model.model_id, "providerID": model.provider_id}
@@ -959,13 +973,41 @@ class OpenCode2(Calls):
         """Do nothing: OpenCode 2 ends its turns and their commands when it is ended itself."""
 
     async def events(self, sink: Callable[[bytes], object]) -> None:
-        """Pass the event stream to ``sink`` in chunks, cut anywhere, until the stream ends."""
-        await self.read_stream("/api/event", sink)
+        """Pass the event stream to ``sink`` in chunks, cut anywhere, until the stream ends.
+
+        What running commands print is put in between.
+        """
+        stream = Inserted(sink)
+        looking = asyncio.create_task(self._tell_outputs(stream))
+        try:
+            await self.read_stream("/api/event", stream.take)
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+
+    async def _tell_outputs(self, stream: Inserted) -> None:
+        """Look at running commands again and again. Failures are left to the stream itself."""
+        silent = 0.0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            silent = 0.0 if stream.fresh else silent + LOOK_SECONDS
+            stream.fresh = False
+            # A stream that has died must not be kept alive by what is put into it.
+            if silent > HEARTBEAT_SECONDS or not self.contract.has("get", "/api/shell/{}/output"):
+                continue
+            for shell, command in [*self.running.items()]:
+                path, at = f"/api/shell/{checked('sh', shell)}/output", Location(command.directory)
+                query: Query = {"cursor": command.cursor}
+                with suppress(UpstreamError):  # it may have ended by now
+                    new = await self.data(Output2, "GET", path, at, query=query)
+                    if new.output and self.running.get(shell) is command:
+                        stream.put(command.printed(shell, new.output, new.cursor))
 
     def decoder(self) -> Decoder:
         """Return what decodes the events of a new connection."""
         self.prompts.clear()
-        return Wire2(self.prompts)
+        self.running.clear()
+        return Wire2(self.prompts, self.running)
 
 
 class _Named(Wire):

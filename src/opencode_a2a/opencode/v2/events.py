@@ -64,6 +64,7 @@ from opencode_a2a.opencode.v2.messages import (
     tool_part,
     turn_error,
 )
+from opencode_a2a.opencode.v2.outputs import Running
 
 KNOWN_SESSIONS: Final = 10_000
 """Sessions that a connection remembers something about."""
@@ -174,9 +175,14 @@ class Wire2:
         )
     )
 
-    def __init__(self, prompts: MutableMapping[SessionId, MessageId]) -> None:
-        """Use ``prompts`` for the last prompt of each session, as far as it is known."""
+    def __init__(
+        self,
+        prompts: MutableMapping[SessionId, MessageId],
+        running: MutableMapping[str, Running] | None = None,
+    ) -> None:
+        """Note the last prompt of each session in ``prompts``, ``running`` commands by their id."""
         self._prompts = prompts
+        self._running: MutableMapping[str, Running] = {} if running is None else running
         self._sessions = Recent[SessionId, _Session](KNOWN_SESSIONS)
 
     def head(self, data: bytes) -> tuple[bytes, bytes]:
@@ -213,7 +219,7 @@ class Wire2:
         if kind in _TEXTS:
             yield tell.part(_text(kind, session, data))
         elif kind in _TOOLS:
-            yield tell.part(self._tool(kind, state, session, data))
+            yield tell.part(self._tool(kind, state, session, frame, data))
         elif kind in _REQUESTS:
             yield _request(kind, tell, frame, data)
         elif kind.startswith("session.step."):
@@ -223,6 +229,7 @@ class Wire2:
         elif kind.startswith("session.compaction."):
             yield from _compaction(kind, state, tell, at, data)
         elif kind.startswith("session.execution."):
+            self._forget_commands(session)
             yield from _execution(kind, state, tell, data)
         elif kind == "session.retry.scheduled":
             words = turn_error(Failure2.model_validate(data["error"])).data.message or ""
@@ -231,6 +238,7 @@ class Wire2:
             )
         elif kind == "session.deleted":
             del self._sessions[session]
+            self._forget_commands(session)
             yield SessionDeleted(event_id=event_id, session_id=session)
         else:
             yield _named(kind, state, tell, frame, data)
@@ -295,7 +303,14 @@ class Wire2:
         )
         yield tell.info(ended)
 
-    def _tool(self, kind: str, state: _Session, session: SessionId, data: dict[str, Any]) -> Part:
+    def _tool(
+        self,
+        kind: str,
+        state: _Session,
+        session: SessionId,
+        frame: dict[str, Any],
+        data: dict[str, Any],
+    ) -> Part:
         message = MessageId(data["assistantMessageID"])
         call_id = data["id"] if "id" in data else data["callID"]
         known = state.calls.setdefault((message, call_id), _Call())
@@ -314,7 +329,18 @@ class Wire2:
             state.refused.add(message)
         if kind == "session.tool.success" and (work := left_in_background(call.metadata)):
             state.background[call_id] = work
+        if call.status != "running":
+            self._forget_commands(session, call_id)
+        elif isinstance(shell := (call.metadata or {}).get("shellID"), str):
+            place = _object(frame, "location").get("directory")
+            self._running.setdefault(shell, Running(session, message, call_id, place))
         return tool_part(session, message, call_id, known.name or "unknown", call)
+
+    def _forget_commands(self, session: SessionId, call_id: str | None = None) -> None:
+        """Forget the running command of a call, or all of a session."""
+        for shell, one in [*self._running.items()]:
+            if one.session == session and call_id in (None, one.call):
+                del self._running[shell]
 
 
 def _object(data: dict[str, Any], key: str) -> dict[str, Any]:

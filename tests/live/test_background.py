@@ -1,4 +1,4 @@
-"""Work that the model of an OpenCode 2 puts into the background; run by `make test-opencode2`."""
+"""Work that the model of an OpenCode 2 puts into the background."""
 
 import asyncio
 import os
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.driver import Driver, Location
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.opencode2_only]
 
 
 def in_background(command: str) -> dict[str, Any]:
@@ -32,17 +33,27 @@ def running(word: str) -> list[str]:
     return found
 
 
-async def test_a_task_lasts_until_its_work_in_the_background_is_reported(caller: Caller) -> None:
-    said = script(
-        [in_background("sleep 4; echo late")],
-        [{"say": "It has begun."}],
-        [{"say": "It has ended."}],
-    )
+async def test_a_task_lasts_until_its_work_in_the_background_is_reported(
+    caller: Caller, opencode: Driver, backstage: Backstage
+) -> None:
+    flag = backstage.workspace / str(uuid.uuid4())
+    wait = in_background(f"until [ -e {flag.name} ]; do sleep 0.05; done; echo late")
+    said = script([wait], [{"say": "It has begun."}], [{"say": "It has ended."}])
 
-    task = await caller.send(said)
+    async with caller.stream(said) as following:
+        await following.until_text("It has begun.")
+        async with asyncio.timeout(60):
+            session = following.task.session_id.encode()
+            while session in (await opencode.answer("/api/session/active")).body:  # noqa: ASYNC110 - no event here
+                await asyncio.sleep(0.05)
+        meanwhile = await caller.get(following.task.id)
+        flag.touch()
+        await following.rest()
 
-    assert task.state == "completed"
-    assert task.text == "It has begun.\n\nIt has ended."
+    task = await caller.get(meanwhile.id)
+    assert meanwhile.state == "working"
+    assert (task.state, task.text) == ("completed", "It has begun.\n\nIt has ended.")
+    assert following.task.text == task.text
 
 
 async def test_a_cancel_leaves_neither_a_process_nor_a_wake_up(
@@ -61,8 +72,11 @@ async def test_a_cancel_leaves_neither_a_process_nor_a_wake_up(
     at = Location(str(backstage.workspace))
     assert canceled.state == "canceled"
     assert running(word) == []
-    await asyncio.sleep(3)  # a wake-up would come now
     assert canceled.session_id not in await opencode.session_status(at=at)
     assert (await caller.get(canceled.id)).text == "begun"
+    # A wake-up that was still to come would be answered first.
     again = await caller.send(script({"say": "on"}), context=canceled.context_id)
     assert again.text == "on"
+    messages = await opencode.messages(SessionId(canceled.session_id))
+    assert "text='begun'" in str(messages)
+    assert "text='never'" not in str(messages)
