@@ -1,7 +1,7 @@
 """Platforms that host agents or route to them: a test for each row of docs/platforms.md.
 
-The requests follow a summary of the platforms' documents made in November 2026; nothing here was
-run on a platform.
+The requests follow the platforms' own pages as they were in November 2026, which the page links
+to; nothing here was run on a platform.
 """
 
 from collections.abc import AsyncGenerator
@@ -118,6 +118,25 @@ async def test_wso2_calls_each_binding_at_a_root_of_its_own(
     assert read.json()["id"] == by_rpc["result"]["task"]["id"]
 
 
+async def test_wso2_finds_the_paths_of_an_external_agent_below_its_card(
+    serve: Serve, opencode: FakeOpenCode
+) -> None:
+    """WSO2, "Register an external A2A agent": the same paths as on the agent, under the gateway."""
+    running = await serve(A2A_CARD_FORM="1.0", A2A_PATH_PREFIX="/team")
+    at = f"{running.url}/team"
+    card = (await running.http.get(f"/team{CARD}")).json()
+
+    paths = {i["protocolBinding"]: i["url"].partition(at) for i in card["supportedInterfaces"]}
+    rpc_path, rest_path = paths["JSONRPC"][2], paths["HTTP+JSON"][2]
+    by_rpc = await post(running, f"/team{rpc_path}", rpc("SendMessage", said("hello")), **V1)
+    sent = {"message": said("hello")}
+    by_rest = await post(running, f"/team{rest_path}/message:send", sent, **V1)
+
+    assert {begin + base for begin, base, _ in paths.values()} == {at}
+    assert by_rpc["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert by_rest["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
 async def test_without_the_setting_there_are_no_further_roots(service: Running) -> None:
     answer = await service.http.post("/rpc", json=rpc("SendMessage", said("hello")), headers=V1)
 
@@ -132,6 +151,21 @@ async def test_agentgateway_leaves_no_address_of_the_agent_behind(hosted: Runnin
         interface["url"] = interface["url"].replace(hosted.url, "https://gateway.example/agent")
 
     assert hosted.url not in orjson.dumps(card).decode()
+
+
+async def test_mulesoft_rewrites_the_interfaces_of_both_cards(hosted: Running) -> None:
+    """MuleSoft, "A2A v1 Agent Card": bare cards, and the one in an answer of JSON-RPC."""
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "GetExtendedAgentCard"}
+    cards = [
+        (await hosted.http.get(CARD)).json(),
+        (await hosted.http.get("/extendedAgentCard", headers=V1)).json(),
+        (await post(hosted, "/", asked, **V1))["result"],
+    ]
+
+    for card in cards:
+        for interface in card["supportedInterfaces"]:
+            interface["url"] = "https://gateway.example/agent"
+        assert hosted.url not in orjson.dumps(card).decode()
 
 
 async def test_azure_api_management_takes_the_further_interfaces_away(
