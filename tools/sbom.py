@@ -28,14 +28,18 @@ def materials(uv: str, *programs: str) -> str:
     locked = json.loads((ROOT / "package-lock.json").read_text())["packages"]
     for name in programs:
         entry = locked[f"node_modules/{name}"]
-        digest = entry["integrity"].removeprefix("sha512-")
         reference = f"pkg:npm/{name.replace('@', '%40')}@{entry['version']}"
-        component = {"type": "application", "bom-ref": reference, "name": name, "purl": reference}
+        component: dict[str, Any] = {
+            "type": "application",
+            "bom-ref": reference,
+            "name": name,
+            "purl": reference,
+        }
         component["version"] = entry["version"]
-        content = base64.b64decode(digest).hex()
-        listed["components"].append(
-            component | {"hashes": [{"alg": "SHA-512", "content": content}]}
-        )
+        if integrity := entry.get("integrity"):  # none for a program that its writer could not have
+            content = base64.b64decode(integrity.removeprefix("sha512-")).hex()
+            component |= {"hashes": [{"alg": "SHA-512", "content": content}]}
+        listed["components"].append(component)
         listed["dependencies"].append({"ref": reference})
         own["dependsOn"].append(reference)
     return json.dumps(listed, indent=2) + "\n"

@@ -1,20 +1,26 @@
 """The wheel, as somebody without the repository gets it."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email import message_from_string
 from pathlib import Path
 
+import cyclonedx
+import jsonschema_rs
 import pytest
 
+from opencode_a2a import __version__
 from opencode_a2a.opencode.process import QUALIFIED, marked_processes
 from tests.support.ports import free_port
+from tools.image import ARCHITECTURES
+from tools.sbom import materials
 
 pytestmark = [pytest.mark.live, pytest.mark.linux_only]
 
@@ -94,53 +100,57 @@ def test_the_source_distribution_leaves_out_tests_and_recordings(built: Path) ->
 
 
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path, resolution: str) -> Iterator[dict[str, str]]:
-    """A user with nothing but the program, on the path; the processes it leaves are ended."""
-    place = tmp_path / "environment"
-    run(uv(), "venv", "--quiet", "--python", sys.executable, str(place))
-    run(
-        uv(),
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        str(place),
-        "--resolution",
-        resolution,
-        f"{wheel}[all]",
-    )
+def user(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of somebody with an empty home; the processes that are left are ended."""
     home = tmp_path / "home"
     home.mkdir()
     yield {
-        "PATH": f"{place}/bin:/usr/bin:/bin",
+        "PATH": "/usr/bin:/bin",
         "HOME": str(home),
         "XDG_STATE_HOME": f"{home}/state",
+        # What is installed goes into the new home; what was downloaded before is used again.
+        "UV_CACHE_DIR": run(uv(), "cache", "dir").strip(),
     }
     for pid, marker in marked_processes():
         if str(home) in marker:
             os.kill(pid, 9)
 
 
-@pytest.mark.parametrize("resolution", ["highest", "lowest-direct"])
+def tried(wheel: Path, user: Mapping[str, str], place: Path) -> list[str]:
+    """The command of somebody who installs nothing."""
+    return [uv(), "tool", "run", "--quiet", "--python", sys.executable, "--from", str(wheel),
+            "opencode-a2a"]  # fmt: skip
+
+
+def lowest(wheel: Path, user: Mapping[str, str], place: Path) -> list[str]:
+    """The command of an installation with the lowest versions of everything, and all extras."""
+    run(uv(), "venv", "--quiet", "--python", sys.executable, str(place))
+    run(uv(), "pip", "install", "--quiet", "--python", str(place), "--resolution", "lowest-direct",
+        f"{wheel}[all]")  # fmt: skip
+    python = f"{place}/bin/python"
+    assert "modules imported" in run(python, f"{ROOT}/tools/lowest.py", variables=user)
+    return [f"{place}/bin/opencode-a2a"]
+
+
+@pytest.mark.parametrize("command_of", [tried, lowest])
 async def test_the_wheel_answers_in_an_empty_home(
-    installed: dict[str, str], opencode_command: str, tmp_path: Path
-) -> None:
-    program = shutil.which("opencode-a2a", path=installed["PATH"])
-    assert program is not None
-    python = str(Path(program).with_name("python"))
-    assert "modules imported" in run(python, str(ROOT / "tools" / "lowest.py"), variables=installed)
-    missing = run(program, "serve", "--demo", status=2, variables=installed)
+    wheel: Path, user: dict[str, str], opencode_command: str, tmp_path: Path,
+    command_of: Callable[[Path, Mapping[str, str], Path], list[str]],
+) -> None:  # fmt: skip
+    command = command_of(wheel, user, tmp_path / "environment")
+    missing = run(*command, "serve", "--demo", status=2, variables=user)
     assert f"npm install -g opencode-ai@{QUALIFIED}" in missing
     assert "Traceback" not in missing
 
     port = free_port()
     variables = {
-        **installed,
+        **os.environ,
+        **user,
         "OPENCODE_COMMAND": opencode_command,
         "OPENCODE_STARTUP_TIMEOUT": "120",
     }
     serving = await asyncio.create_subprocess_exec(
-        program, "serve", "--demo", "--port", str(port), env=variables, cwd=tmp_path,
+        *command, "serve", "--demo", "--port", str(port), env=variables, cwd=tmp_path,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
@@ -152,7 +162,7 @@ async def test_the_wheel_answers_in_an_empty_home(
                 line = (await serving.stdout.readline()).decode()
                 assert line, "".join(printed)
                 printed.append(line)
-            answer = await asyncio.to_thread(run, program, "call", "hello", variables=installed)
+            answer = await asyncio.to_thread(run, *command, "call", "hello", variables=user)
     finally:
         serving.terminate()
         await serving.communicate()
@@ -161,7 +171,42 @@ async def test_the_wheel_answers_in_an_empty_home(
     assert serving.returncode == 0
 
 
-def test_the_wheel_is_tried_without_installing_it(wheel: Path) -> None:
-    told = run(uv(), "tool", "run", "--quiet", "--from", str(wheel), "opencode-a2a", "version")
+def test_the_wheel_is_kept_by_pipx_with_its_manual_page(
+    wheel: Path, user: dict[str, str], tmp_path: Path
+) -> None:
+    places = {
+        "PIPX_HOME": f"{tmp_path}/pipx",
+        "PIPX_BIN_DIR": f"{tmp_path}/bin",
+        "PIPX_MAN_DIR": f"{tmp_path}/man",
+        "PIPX_DEFAULT_PYTHON": sys.executable,
+    }
+    run(uv(), "tool", "run", "--quiet", "pipx", "install", str(wheel), variables={**user, **places})
 
-    assert told.split() == [wheel.name.split("-")[1]]
+    told = run(f"{tmp_path}/bin/opencode-a2a", "version", variables=user)
+
+    assert told.split() == [__version__]
+    assert (tmp_path / "man" / "man1" / "opencode-a2a.1").exists()
+
+
+def test_the_newest_commit_is_tried_from_the_repository(user: dict[str, str]) -> None:
+    source = f"git+{ROOT.as_uri()}"
+    told = run(uv(), "tool", "run", "--quiet", "--python", sys.executable, "--from", source,
+               "opencode-a2a", "version", variables=user)  # fmt: skip
+
+    assert told.split() == [__version__]
+
+
+def test_the_bill_of_materials_fits_its_schema() -> None:
+    folder = Path(cyclonedx.__file__).parent / "schema" / "_res"
+    base = "http://cyclonedx.org/schema/"
+    schemas = {
+        base + name: json.loads((folder / name).read_text())
+        for name in (f"{one}.SNAPSHOT.schema.json" for one in ("bom-1.5", "spdx", "jsf-0.82"))
+    }
+    registry = jsonschema_rs.Registry([*schemas.items()])
+    accepts = jsonschema_rs.validator_for(next(iter(schemas.values())), registry=registry)
+    bill = json.loads(materials(uv(), *(one.opencode for one in ARCHITECTURES.values())))
+
+    accepts.validate(bill)
+    bill["components"][0]["verison"] = "1"
+    assert not accepts.is_valid(bill)
