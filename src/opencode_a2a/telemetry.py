@@ -31,7 +31,7 @@ if _UNUSED:
     del sys.modules["rich"]
 
 from opencode_a2a.printable import clean, escaped  # noqa: E402
-from opencode_a2a.terminal import Lines  # noqa: E402
+from opencode_a2a.terminal import STATUS, Lines  # noqa: E402
 
 if TYPE_CHECKING:
     from opencode_a2a.audit import AuditFile
@@ -130,6 +130,7 @@ def configure(
     number = logging.getLevelNamesMapping()[level or ("INFO" if watched else "WARNING")]
     render: Processor = Lines(everything=level is not None) if watched else _json
     fit: list[Processor] = [_printable] if watched else []
+    STATUS.output = output if watched and os.environ.get("TERM") != "dumb" else None
 
     def instead(line: str) -> None:
         print(line, file=output, flush=True)

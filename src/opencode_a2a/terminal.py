@@ -4,11 +4,13 @@
 Nothing here knows which part of the service logged them.
 """
 
+import asyncio
 import os
 import shutil
 import time
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, TextIO, cast
 
 import structlog
 
@@ -38,6 +40,46 @@ _OMITTED = {"event", "level", "timestamp", "logger", "audit", "request_id", "tra
 """Fields of a record that are not shown as ``name=value``."""
 
 
+class StatusLine:
+    """The last line of the terminal, while something is waited for; records take its place."""
+
+    def __init__(self) -> None:
+        self.output: TextIO | None = None
+        """The terminal, if there is one whose lines can be written anew."""
+        self._shown = False
+
+    def removed(self) -> str:
+        """Return what removes the line, to be printed before anything else."""
+        shown, self._shown = self._shown, False
+        return "\r\x1b[K" if shown else ""
+
+    @asynccontextmanager
+    async def waiting(self, text: str) -> AsyncGenerator[None]:
+        """Say what is waited for, and for how long, as long as the context lasts."""
+        if self.output is None:
+            yield
+            return
+        counting = asyncio.create_task(self._count(text, self.output))
+        try:
+            yield
+        finally:
+            counting.cancel()
+            await asyncio.wait([counting])
+            print(self.removed(), end="", file=self.output, flush=True)
+
+    async def _count(self, text: str, output: TextIO) -> None:
+        began = time.monotonic()
+        while True:
+            seconds = int(time.monotonic() - began)
+            passed = f" {seconds} s" if seconds else ""
+            print(f"{self.removed()}{text} …{passed}", end="", file=output, flush=True)
+            self._shown = True
+            await asyncio.sleep(1)
+
+
+STATUS: Final = StatusLine()
+
+
 class Lines:
     """A processor for structlog that renders each record as text."""
 
@@ -47,6 +89,10 @@ class Lines:
         self._coloured = colours(os.environ)
 
     def __call__(self, _: object, __: str, record: Record) -> str:
+        text = self._rendered(record)
+        return f"{STATUS.removed()}{text}"
+
+    def _rendered(self, record: Record) -> str:
         match record.get("event"):
             case "started":
                 return self._banner(record)

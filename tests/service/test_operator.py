@@ -17,8 +17,10 @@ from opencode_a2a.events import JsonObject
 from tests.support.caller import Caller
 from tests.support.kinds import answering
 from tests.support.opencode import FakeOpenCode
+from tests.support.ports import free_port
 from tests.support.program import Program, bare, run
 from tests.support.service import TOKEN, message, variables_for
+from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -138,6 +140,30 @@ async def test_an_opencode_that_is_replaced_by_another_kind_makes_the_service_un
 
     assert before.status_code == 200
     assert (after.status_code, after.json()["checks"]["opencode"]) == (503, "failed")
+    # A probe that fails is an answer, and no failure of its own.
+    assert [record for record in program.records() if record["event"] == "request"] == []
+
+
+async def test_a_terminal_says_that_opencode_is_being_started_and_that_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "opencode"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OPENCODE_COMMAND", str(program))
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    async with Terminal("serve", "--demo", "--port", str(free_port())) as terminal:
+        await terminal.sees("Starting OpenCode …")
+        await terminal.sees("\r\x1b[KStarting OpenCode … ")
+        assert terminal.seen.count("Starting") == 1
+        await terminal.interrupt()
+        assert await terminal.ended() == 0
+
+        await terminal.sees("Stopped.")
+        assert terminal.seen.split() == ["Stopped."]
 
 
 async def test_a_token_that_others_can_read_is_one_line(tmp_path: Path) -> None:

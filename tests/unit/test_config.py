@@ -45,7 +45,7 @@ def test_the_documented_defaults_hold() -> None:
     assert (settings.a2a.host, settings.a2a.port) == ("127.0.0.1", 8000)
     assert settings.public_url == "http://127.0.0.1:8000"
     assert settings.opencode.base_url == "http://127.0.0.1:4096"
-    assert settings.opencode.startup_timeout == 20
+    assert settings.opencode.startup_timeout == 120
     assert settings.opencode.timeout == 120
     assert settings.opencode.timeout_stream == 0
     assert settings.limits.max_request_body_bytes == 1048576

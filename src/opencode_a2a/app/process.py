@@ -23,9 +23,13 @@ from opencode_a2a.opencode.process import (
 from opencode_a2a.printable import program
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
+from opencode_a2a.terminal import STATUS
 from opencode_a2a.web.auth import check_state
 from opencode_a2a.web.server import BindError, bind, ended_by_signals, prepare_process, server
 from opencode_a2a.web.tls import ServerTls
+
+ANSWER_SECONDS = 3.0
+"""How long a terminal waits for what OpenCode answers, to show it together with the rest."""
 
 
 def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
@@ -98,14 +102,21 @@ async def _serve(
     )
 
     async def announce() -> None:
-        """Log where the service is once it listens, and then what OpenCode answers."""
+        """Log where the service is once it listens, and what OpenCode answers."""
         await runner.listening.wait()
         seconds = round(time.monotonic() - began, 3)
-        telemetry.OPERATOR.info("started", seconds=seconds, **service.report.started())
         # OpenCode has been found or started by now, or it is known why not.
         manager.ready(f"Serving at {settings.public_url}")
-        if facts := await service.report.opencode_answers():
-            telemetry.OPERATOR.info("opencode answers", **facts)
+        asking = asyncio.create_task(service.report.opencode_answers())
+        try:
+            if STATUS.output is not None:
+                # One text for a person, though a slow OpenCode must not hide where the service is.
+                await asyncio.wait([asking], timeout=ANSWER_SECONDS)
+            telemetry.OPERATOR.info("started", seconds=seconds, **service.report.started())
+            if facts := await asking:
+                telemetry.OPERATOR.info("opencode answers", **facts)
+        finally:
+            asking.cancel()
         if ready is not None:
             await asyncio.to_thread(ready)
 
@@ -122,7 +133,9 @@ async def _serve(
             runner, reread if tls or settings.a2a.audit_file else None
         ) as received:
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(service.running())
+                waits = "Starting OpenCode" if settings.opencode.managed_server else "Starting"
+                async with STATUS.waiting(waits):
+                    await stack.enter_async_context(service.running())
                 generated = not settings.knows_callers
                 with suppress(OSError):  # if it cannot be written, the commands need the URL
                     # With TLS it has to be the name in the certificate.
@@ -137,9 +150,9 @@ async def _serve(
                 open_tasks = await service.report.stopping(keep=signal.SIGHUP not in received)
                 with suppress(OSError):  # the terminal may be gone
                     telemetry.OPERATOR.info("stopping", **open_tasks)
-        with suppress(OSError):
-            telemetry.OPERATOR.info("stopped")
     except asyncio.CancelledError:
-        if not runner.should_exit:
+        if not runner.should_exit:  # the start was not stopped by a signal
             raise
+    with suppress(OSError):
+        telemetry.OPERATOR.info("stopped")
     return 1 if service.failed else 0

@@ -7,6 +7,7 @@ must be fast, so nothing heavy is imported here.
 import difflib
 import gc
 import os
+import sys
 from importlib import import_module
 
 import click
@@ -64,6 +65,16 @@ class LazyGroup(click.Group):
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}."
             ctx.fail(f"No such command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; Ctrl-C while the service is being loaded stops it as it does later."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if sys.argv[1:2] != ["serve"]:
+                raise
+            click.echo("Stopped.", err=True)
+            ctx.exit()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands without importing them."""

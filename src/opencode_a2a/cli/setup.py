@@ -46,7 +46,7 @@ Environment={path}
 EnvironmentFile=-%h/.config/opencode-a2a/environment
 Restart=on-failure
 RestartPreventExitStatus=2
-TimeoutStartSec=120
+TimeoutStartSec=180
 TimeoutStopSec=30
 # The service ends what it started, or keeps it for the next start.
 KillMode=process

@@ -436,7 +436,7 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     )
     command: Text = setting("opencode", "Command that starts the managed OpenCode.")
     startup_timeout: Seconds = setting(
-        20, "Time limit for the managed OpenCode to start, in seconds."
+        120, "Time limit for the managed OpenCode to start, in seconds."
     )
     ask: Asks | None = setting(
         None,

@@ -55,6 +55,7 @@ from opencode_a2a.server.contracts import (
     HEALTH_PATH,
     METRICS_PATH,
     PROBES,
+    READY_PATH,
     RESOURCE_PATH,
     metadata_url,
 )
@@ -213,7 +214,9 @@ class AccessLog:
         finally:
             method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
             metrics.REQUESTS.labels(method, _route(scope), str(status)).inc()
-            level = logging.ERROR if status >= 500 else logging.INFO
+            # That the service is not ready is logged once, and not with every probe.
+            failed = status >= 500 and _route(scope) != READY_PATH
+            level = logging.ERROR if failed else logging.INFO
             if logger.is_enabled_for(level):
                 caller: Caller | None = scope.get(SCOPE_KEY)
                 logger.log(
