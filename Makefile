@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, make, and Node with npm or an OpenCode.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast test-lowest test-opencode2 kills chaos clients fuzz check image image-test release-files docs site screens screenshots record qualify bench bench-quick
+.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast test-lowest test-opencode2 kills chaos clients fuzz check image image-test deploy-test release-files docs site screens screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -54,6 +54,7 @@ help:
 	@echo 'make check      check format, lint, types, direction of imports, generated pages'
 	@echo 'make image      build the container image; ARCH=arm64 TAG=name, ARGS=--prepare to build it elsewhere'
 	@echo 'make image-test  build and run the image without a daemon or a registry; needs root, mmdebstrap, buildah'
+	@echo 'make deploy-test  give the files in deploy/ to systemd-analyze, kubectl or kustomize, and docker compose'
 	@echo 'make release-files  build what a release consists of; TAG=v2.0.0'
 	@echo 'make docs       write the generated pages'
 	@echo 'make site       build the site of the documentation into build/site'
@@ -150,6 +151,9 @@ image-test: $(PACKAGES) $(IMAGE_BASE)
 $(IMAGE_BASE):
 	@mkdir -p $(@D)
 	mmdebstrap --mode=root --variant=minbase --include=ca-certificates,git,ripgrep,tini,python3 trixie $@
+
+deploy-test: $(PACKAGES)
+	$(BIN)/pytest -p no:xdist -v tests/deploy/whole.py $(ARGS)
 
 # Tag, version and changelog have to agree. What it writes to dist/ is what a release consists of.
 release-files: $(PACKAGES)

@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.get_closest_marker("linux_only") is None]
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         items[:] = [item for item in items if not is_on_opencode2(item.nodeid)]
-    order = ["image", "live", "browser", "chaos", "service", "unit", "tests"]
+    order = ["deploy", "image", "live", "browser", "chaos", "service", "unit", "tests"]
     files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
 
     def place(item: pytest.Item) -> tuple[int, bool, int]:

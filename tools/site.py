@@ -68,9 +68,34 @@ def folder(page: Page) -> str:
     return "" if name == "index" else f"{name}/"
 
 
+def shown_files() -> list[Path]:
+    """Return the files of deploy/ that people read, which the site shows on a page of its own."""
+    files = (path for path in (ROOT / "deploy").rglob("*") if path.suffix != ".json")
+    return sorted((file for file in files if file.is_file()), key=lambda file: file.parts)
+
+
+def label(file: Path) -> str:
+    """Return the anchor of a file on that page."""
+    return re.sub(r"[^a-z0-9]+", "-", str(file.relative_to(ROOT / "deploy")).lower())
+
+
+def files_page() -> str:
+    """Return the page of files, as they are in the repository."""
+    kinds = {".yaml": "yaml", ".yml": "yaml", ".service": "ini"}
+    parts = [
+        "# Files to deploy\n\nThe files of `deploy/`, as [Deployment](deployment.md) uses them.\n"
+    ]
+    for file in shown_files():
+        name, kind = file.relative_to(ROOT), kinds.get(file.suffix, "dockerfile")
+        parts.append(f"## `{name}` {{ #{label(file)} }}\n\n```{kind}\n{file.read_text()}```\n")
+    return "\n".join(parts)
+
+
 def relinked(text: str, place: Path) -> str:
     """Return a page whose links hold on the site: to other pages, or else to the repository."""
     source = configuration()["extra"]["social"][0]["link"]
+    shown_at = {file: f"#{label(file)}" for file in shown_files()}
+    shown_at |= {file.parent: anchor for file, anchor in reversed(shown_at.items())}
 
     def lead(match: re.Match[str]) -> str:
         begin, target, anchor, end = match.groups()
@@ -80,6 +105,8 @@ def relinked(text: str, place: Path) -> str:
         path = str(file.relative_to(ROOT))
         if file.parent == ROOT / "docs":
             target = file.name
+        elif file in shown_at:
+            target, anchor = "files.md", shown_at[file]
         elif name := OF_THE_ROOT.get(path):
             target = name
         else:
@@ -98,6 +125,7 @@ def collect() -> None:
             (PAGES / file.name).write_text(relinked(file.read_text(), file.parent))
         else:
             shutil.copy(file, PAGES)
+    (PAGES / "files.md").write_text(files_page())
     for name, page in OF_THE_ROOT.items():
         (PAGES / page).write_text(relinked((ROOT / name).read_text(), ROOT))
 
@@ -113,7 +141,7 @@ def for_language_models() -> tuple[str, str]:
             section = page.section
             short.append(f"\n## {section}\n\n")
         short.append(f"- [{page.title}]({settings['site_url']}{folder(page)}index.md)\n")
-        if section in ("Start", "Use", "Run"):
+        if section in ("Start", "Use", "Run") and page.path != "files.md":
             full.append((PAGES / page.path).read_text())
     return "".join(short), "\n\n".join(full)
 

@@ -59,3 +59,12 @@ async def test_a_phone_shows_wide_tables_in_its_own_colours(site: str, look: Loo
 
     await expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "default")
     assert await page.evaluate(WIDER) is False
+
+
+async def test_the_site_shows_the_files_to_deploy_as_they_are(site: str, look: Look) -> None:
+    page = await look(f"{site}{VERSION}/deployment/", signed_in=False)
+    await page.get_by_role("link", name="deploy/compose.yaml").click()
+
+    await page.wait_for_url(f"{site}{VERSION}/files/#compose-yaml")
+    blocks = await page.locator("pre > code").all_text_contents()
+    assert (ROOT / "deploy" / "compose.yaml").read_text().strip() in [one.strip() for one in blocks]

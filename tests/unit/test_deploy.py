@@ -144,8 +144,8 @@ def test_no_process_beside_opencode_has_its_password() -> None:
 def rendered(folder: Path) -> list[dict[str, Any]]:
     """Return the resources of a kustomization.
 
-    Kustomize itself is in no package index. The kustomizations here do nothing that would change a
-    label, a selector or a variable, which is what these tests are about.
+    Kustomize may not be here; ``make deploy-test`` runs it. The kustomizations do nothing that
+    would change a label, a selector or a variable, which is what these tests are about.
     """
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     known = {"apiVersion", "kind", "resources", "components", "replicas", "images"}
@@ -401,6 +401,26 @@ def test_files_for_the_forge_are_accepted_and_a_misspelt_key_is_refused(
 
     assert by_schema(schema, file) is None
     assert by_schema(schema, misspelt) is not None
+
+
+def by_zizmor(path: Path) -> Refusal:
+    program = Path(sys.executable).parent / "zizmor"
+    command = [program, "--offline", "--no-progress", "--quiet", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    return done.stdout + done.stderr if done.returncode else None
+
+
+def test_an_auditor_finds_nothing_in_the_workflows_and_something_in_a_careless_one(
+    tmp_path: Path,
+) -> None:
+    careless = tmp_path / "ci.yml"
+    text = (FORGE / "workflows" / "ci.yml").read_text()
+    careless.write_text(
+        text.replace("with: {persist-credentials: false}", "").replace("@3d3c", "@")
+    )
+
+    assert [by_zizmor(file) for file in (*WORKFLOWS, FORGE / "dependabot.yml")] == [None] * 4
+    assert "artipacked" in (by_zizmor(careless) or "")
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)

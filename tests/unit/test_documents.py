@@ -1,6 +1,7 @@
 """The pages that are written by hand: their links lead somewhere, and what they say holds."""
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -8,11 +9,13 @@ import tomllib
 from pathlib import Path
 from typing import get_args
 
+import click
 import jsonschema_rs
 import pytest
 
 from opencode_a2a import __version__
-from opencode_a2a.config import VARIABLES, settings_schema
+from opencode_a2a.cli import main
+from opencode_a2a.config import VARIABLES, load, settings_schema
 from opencode_a2a.events import ProgressType
 from opencode_a2a.opencode.process import QUALIFIED
 from tools.site import dead_links
@@ -149,6 +152,73 @@ def test_opencode_is_installed_in_one_version_everywhere() -> None:
 )
 def test_such_a_line_would_be_found(line: str) -> None:
     assert INSTALL.search(line)
+
+
+CODE = re.compile(r"^```\w*\n(.*?)^```|(?<!`)`([^`\n]+)`(?!`)", re.MULTILINE | re.DOTALL)
+CALL = re.compile(r"(?<![\w/.@-])opencode-a2a (?!-)([a-z-]+)((?: [^\n|;&)#]*)?)")
+
+
+def code(page: Path) -> str:
+    """Return everything on a page that is written as code, with continued lines joined."""
+    found = (block or span for block, span in CODE.findall(page.read_text()))
+    return "\n".join(found).replace("\\\n", " ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_a_page_exist_with_their_flags(page: Path) -> None:
+    written = code(page)
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    context = click.Context(main)
+    wrong: list[str] = []
+    for name, rest in CALL.findall(written):
+        command = main.get_command(context, name)
+        known = {flag for one in command.params for flag in one.opts} if command else set[str]()
+        given = re.findall(r"(?<= )--[a-z][a-z-]*", rest.partition(" -- ")[0])
+        if command is None or not set(given) <= known | {"--help"}:
+            wrong.append(f"opencode-a2a {name}{rest}")
+
+    assert wrong == []
+    assert (
+        set(re.findall(r"(?<![\w-])make ([a-z][a-z0-9-]+)(?= |$)", written, re.MULTILINE))
+        <= targets
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_that_a_page_exports_would_be_accepted(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    number = itertools.count(10**20)
+    for block in blocks:
+        commands = re.split(r"^\$ ", block, flags=re.MULTILINE)
+        exports = [one for one in commands if one.startswith("export ")]
+        if not exports:
+            continue
+        script = re.sub("…", lambda _: str(next(number)), "\n".join(exports))
+        script = script.replace("/srv", str(tmp_path))
+        shell = ["/bin/sh", "-ec", f"{script}\nenv -0"]
+        said = subprocess.run(shell, capture_output=True, text=True, check=True, env={"PWD": "/"})  # noqa: S603 - our pages
+        given = dict(line.split("=", 1) for line in said.stdout.split("\0") if "=" in line)
+        if "OPENCODE_SERVER_PASSWORD" in given:
+            continue  # of an OpenCode, not of the service
+        (tmp_path / "app").mkdir(exist_ok=True)
+
+        load({}, {**given, "A2A_STATE_DIR": "/nowhere", "OPENCODE_WORKSPACE_ROOT": str(tmp_path)})
+
+
+def test_no_page_has_a_copy_of_a_file_to_deploy() -> None:
+    deployed = "\n".join(
+        file.read_text() for file in (ROOT / "deploy").rglob("*") if file.is_file()
+    )
+    copied: list[tuple[str, str]] = []
+    for page in PAGES:
+        for block, _ in CODE.findall(page.read_text()):
+            lines = block.splitlines()
+            threes = ("\n".join(lines[i : i + 3]) for i in range(len(lines) - 2))
+            copied += [(page.name, three) for three in threes if three in deployed]
+
+    assert copied == []
+    linked = set(re.findall(r"\]\(\.\./deploy/([\w.]+)", (ROOT / "docs/deployment.md").read_text()))
+    assert {path.name for path in (ROOT / "deploy").iterdir()} <= linked
 
 
 def test_the_guide_has_the_headings_that_earlier_pages_link_to() -> None:
