@@ -43,6 +43,25 @@ async def test_a_permission_is_asked_for_and_given_by_a_message(
     assert done.history == ["run it", "once"]
 
 
+@pytest.mark.requirement("ours-interrupts")
+async def test_an_answer_counts_though_the_event_that_confirms_it_is_lost(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    opencode.lost.add("RequestSettled")
+    hold = opencode.hold("permission.replied")
+    asked = await caller.send("run it")
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        answering = group.create_task(caller.send("once", task=asked.id))
+        await hold.reached.wait()
+        while (await caller.get(asked.id)).state == "input_required":
+            pass
+        opencode.release()
+
+    assert (answering.result().state, answering.result().text) == ("completed", "after")
+
+
 @pytest.mark.requirement("3.4.3-input-required")
 async def test_a_question_is_answered_by_data(caller: Caller, opencode: FakeOpenCode) -> None:
     opencode.play("question-answered")

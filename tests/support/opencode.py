@@ -199,6 +199,8 @@ class FakeOpenCode:
         """Seconds between two pieces of text."""
         self.said: dict[bytes, bytes] = {}
         """What the next prompts say instead of a recorded word."""
+        self.lost: set[str] = set()
+        """The types of events that are stored, and told to nobody."""
         self.figures: dict[str, str] = {}
         """The JSON that messages have in place of the numbers under a key."""
         self.refusing: set[str] = set()
@@ -301,8 +303,9 @@ class FakeOpenCode:
             self._sessions[event.session_id] = orjson.loads(frame)["payload"]["properties"]["info"]
         if event is not None:
             self._state.apply(event)
-        for reader in self._readers:
-            reader.put_nowait(self._figured(frame))
+        if event is None or type(event).__name__ not in self.lost:
+            for reader in self._readers:
+                reader.put_nowait(self._figured(frame))
         return event
 
     def _figured(self, body: bytes) -> bytes:

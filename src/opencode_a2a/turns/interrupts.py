@@ -114,6 +114,9 @@ logger = structlog.get_logger(__name__)
 
 CONFIRM_SECONDS = 10.0
 """Seconds in which OpenCode has to confirm an answer that it took."""
+LOST_SECONDS = 1.5
+"""Seconds after which the event that confirms an answer counts as lost: OpenCode (1.18) says that a
+connection to its events is open a moment before it is."""
 CONNECT_SECONDS = 10.0
 """Seconds that an answer waits for its turn to be connected after a restart of the service."""
 CLOCK, ELSEWHERE = "deadline", "elsewhere"
@@ -510,7 +513,7 @@ class WorkInterrupts:
     """The refusal by the person who has the turn stopped; it is also for requests that are heard of
     only afterwards."""
     _unknown: bool = False
-    """Whether OpenCode does not know an interrupt that is open here."""
+    """Whether OpenCode may not have an interrupt any more that is open here."""
     _closed: bool = False
 
     @property
@@ -762,10 +765,19 @@ class WorkInterrupts:
             for other in self.open.values():
                 if earlier is None and other.implied is answer and answer.resolution == "always":
                     other.implied = None
-            self._unknown = True
-            self.wake()
+            self._compare()
             raise
         interrupt.leave_sending(Stage.GIVEN)
+        asyncio.get_running_loop().call_later(LOST_SECONDS, self._compare_unconfirmed, interrupt)
+
+    def _compare_unconfirmed(self, interrupt: Interrupt) -> None:
+        if interrupt.stage is Stage.GIVEN and not self._closed:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Have OpenCode's stored state say what became of a request."""
+        self._unknown = True
+        self.wake()
 
     async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
         """Wait until an interrupt is settled; raise an error if not by this answer."""
