@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -49,7 +49,11 @@ _DROP = "opencode_a2a_demo.drop"
 Purpose = Literal["prompt", "errand"]
 
 
-def opencode_config(url: str) -> dict[str, Any]:
+PRICES = {"input": 1, "output": 2, "cache_read": 0.1, "cache_write": 1}
+"""Dollars for a million tokens, for tests of what a turn costs. The demo costs nothing."""
+
+
+def opencode_config(url: str, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return the configuration that gives OpenCode the scripted model, and no other."""
     model: dict[str, Any] = {
         "name": MODEL_NAME,
@@ -58,7 +62,7 @@ def opencode_config(url: str) -> dict[str, Any]:
         "attachment": True,
         "modalities": {"input": ["text", "image", "pdf"], "output": ["text"]},
         "limit": {"context": 100_000, "output": 8_000},
-        "cost": {"input": 1, "output": 2, "cache_read": 0.1, "cache_write": 1},
+        "cost": dict(prices or dict.fromkeys(PRICES, 0)),
     }
     provider: dict[str, Any] = {
         "npm": "@ai-sdk/openai-compatible",

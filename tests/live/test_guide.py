@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from opencode_a2a_demo.sample import FILES
 from tests.support.backstage import Backstage
 from tests.support.ports import free_port
 from tests.support.service import TOKEN, Running, serving, settings_for
@@ -77,7 +78,11 @@ def test_where_the_key_goes_is_on_the_first_screen_of_the_readme() -> None:
     assert "ANTHROPIC_API_KEY" in "\n".join(README.read_text().splitlines()[:30])
 
 
-async def test_every_example_of_the_guide_works(service: Running, tmp_path: Path) -> None:
+async def test_every_example_of_the_guide_works(
+    service: Running, backstage: Backstage, tmp_path: Path
+) -> None:
+    hello = backstage.workspace / "hello.py"
+    hello.write_text(FILES[hello.name])  # the examples are for the project of the demo
     where, *examples = EXAMPLE.findall(GUIDE.read_text())
     assert where.startswith("URL=")
     steps = [f"URL={service.url}\nTOKEN={TOKEN}\nset -e\n", *examples]
@@ -95,6 +100,7 @@ async def test_every_example_of_the_guide_works(service: Running, tmp_path: Path
         )
         said, _ = await shell.communicate()
 
+    hello.unlink()
     told = said.decode().split(f"{SEPARATOR}\n")
     assert shell.returncode == 0, told[-1]
     assert len(told) == len(steps)

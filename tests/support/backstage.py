@@ -20,7 +20,7 @@ from opencode_a2a.opencode.connect import Connection
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.managed import USERNAME, ManagedOpenCode
 from opencode_a2a_demo.script import enclose
-from opencode_a2a_demo.server import DemoModel, opencode_config
+from opencode_a2a_demo.server import PRICES, DemoModel, opencode_config
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class Backstage:
         self.opencode = ManagedOpenCode(
             OpenCodeSettings(command=self._command, startup_timeout=90),
             os.environ,
-            config={**opencode_config(self.model.url), **self._config},
+            config={**opencode_config(self.model.url, PRICES), **self._config},
             state=self._state,
             directory=self.workspace,
         )

@@ -537,6 +537,8 @@ def test_opencode_is_given_the_demo_model_and_no_other() -> None:
     assert config["model"] == config["small_model"] == "demo/demo"
     assert "Demo model (scripted)" in json.dumps(config)
     assert "http://127.0.0.1:1/v1" in json.dumps(config)
+    [model] = config["provider"]["demo"]["models"].values()
+    assert set(model["cost"].values()) == {0}
 
 
 async def test_it_runs_by_itself() -> None:

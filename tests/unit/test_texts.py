@@ -79,6 +79,19 @@ def test_a_file_that_is_moved_is_told_beside_the_patch() -> None:
     ]
 
 
+def test_a_patch_names_its_file_once() -> None:
+    def shown(*head: str) -> list[str]:
+        diff = "\n".join([*head, "@@ -0,0 +1,1 @@", "+hello", ""])
+        return interrupt_text((replace(EDIT, metadata={"diff": diff}),)).splitlines()[1:6]
+
+    line, hunk = "=" * 67, ["    @@ -0,0 +1,1 @@", "    +hello"]
+    usual = ("Index: /w/a.py", line, "--- /w/a.py\t", "+++ /w/a.py\t")
+    assert shown(*usual)[:3] == ["Change of /w/a.py:", *hunk]
+    # A head that says anything else is shown as it is.
+    other = ("Index: /w/a.py", line, "--- /w/a.py", "+++ /w/b.py")
+    assert shown(*other) == ["Change:", *(f"    {one}" for one in other)]
+
+
 def test_a_tool_without_description_shows_its_input() -> None:
     assert "Input of deploy:\n    to: production" in interrupt_text((CUSTOM_TOOL,))
 

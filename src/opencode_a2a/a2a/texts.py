@@ -6,6 +6,7 @@ from OpenCode's record of the request first, and whatever the agent wrote is ind
 of its lines can be mistaken for one of ours.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 
 import orjson
@@ -26,6 +27,8 @@ _TITLES = {
     "doom_loop": "repeat the same tool call once more",
 }
 _SHOWN = {"command": "Command", "url": "URL", "diff": "Change"}
+_HEAD = re.compile(r"Index: (.+)\n=+\n--- \1\t?\n\+\+\+ \1\t?\n(?=@@ )")
+"""The head of a patch as OpenCode makes it, which names the file three times."""
 _IN_DIFF = {"filePath", "oldString", "newString", "replaceAll", "content", "edits", "patchText"}
 """Fields of the tools that change files, whose effect the patch shows."""
 _ROOM = 400
@@ -84,8 +87,11 @@ def _permission(asked: Interrupted) -> Iterator[str]:
     """Yield what would be allowed, all of it."""
     record, given = asked.metadata, asked.tool_input or {}
     for key, label in _SHOWN.items():
-        if record.get(key):
-            yield _block(label, record[key])
+        value = record.get(key)
+        if key == "diff" and isinstance(value, str) and (head := _HEAD.match(value)):
+            yield _block(f"Change of {_line(head[1])}", value[head.end() :])
+        elif value:
+            yield _block(label, value)
     rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
     match record:
         case {"diff": str(), "files": [*files]}:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -112,7 +113,9 @@ class Conversation:
                     raise
                 except click.ClickException as error:
                     status = 1
-                    error.show()
+                    wide = shutil.get_terminal_size().columns
+                    said = f"Error: {error.format_message()}"
+                    click.echo(fill(said, wide, break_long_words=False), err=True)
                 except KeyboardInterrupt:
                     if stopped:
                         break
