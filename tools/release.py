@@ -18,15 +18,19 @@ from tools.sbom import materials
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+SOURCE = "https://github.com/Intelligent-Internet/opencode-a2a"
 
 
 def notes(changelog: str, version: str) -> str:
-    """Return the section of a version; raise ValueError if it is not the newest."""
+    """Return the section of a version; raise ValueError if it is not the newest.
+
+    Its links lead to the files of that version: the forge shows the notes outside of them.
+    """
     sections = re.split(r"^## (.+)\n", changelog, flags=re.MULTILINE)[1:]
     newest, text = sections[0], sections[1]
     if newest != version:
         raise ValueError(f"CHANGELOG.md begins with '{newest}', not with '{version}'.")
-    return text.strip() + "\n"
+    return re.sub(r"\]\((?!https?:)", f"]({SOURCE}/blob/v{version}/", text.strip()) + "\n"
 
 
 def main() -> None:

@@ -442,8 +442,10 @@ def test_a_workflow_has_few_rights_and_runs_what_anybody_can_run(file: Path) -> 
 
 
 def test_the_notes_of_a_release_are_the_newest_section_of_the_changelog() -> None:
-    changelog = "# Changelog\n\n## 2.1.0\n\n### Added\n\n- This.\n\n## 2.0.0\n\n- That.\n"
+    changelog = "# Changelog\n\n## 2.1.0\n\n- [This](docs/a.md).\n\n## 2.0.0\n\n- That.\n"
 
-    assert release.notes(changelog, "2.1.0") == "### Added\n\n- This.\n"
+    assert (
+        release.notes(changelog, "2.1.0") == f"- [This]({release.SOURCE}/blob/v2.1.0/docs/a.md).\n"
+    )
     with pytest.raises(ValueError, match=r"begins with '2\.1\.0'"):
         release.notes(changelog, "2.0.0")

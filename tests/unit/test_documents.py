@@ -270,6 +270,13 @@ def upgrade_page() -> str:
     return (ROOT / "docs" / "upgrading.md").read_text()
 
 
+def test_pages_name_the_files_of_this_version() -> None:
+    text = "\n".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
+    named = re.findall(r"opencode_a2a-([\d.]+)-py3|\?ref=v([\d.]+)\]|newTag: \"([\d.]+)\"", text)
+
+    assert {one for found in named for one in found if one} == {__version__}
+
+
 @pytest.mark.parametrize("name", ["opencode-a2a", "opencode-a2a-server"])
 def test_both_names_of_the_program_work(name: str) -> None:
     program = Path(sys.executable).parent / name
