@@ -176,9 +176,7 @@ async def test_a_turn_that_ended_while_the_service_was_down_is_taken_up(
 
     async with listening(opencode) as heard:
         await backstage.open(gate)
-        await heard.until(
-            b'"session.idle","properties":{"sessionID":"%b"' % bound.session_id.encode()
-        )
+        await heard.until_idle(bound.session_id)
     await program.start()
 
     task = await caller.ended(begun.id)

@@ -218,7 +218,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
 ) -> None:
     made = await ann.method("opencode.sessions.create", {"request": {"title": "Asked"}})
     session_id = made["item"]["id"]
-    parts = [{"type": "text", "text": script(TIMED, {"gate": "stray"}, {"say": "done"})}]
+    parts = [{"type": "text", "text": script([TIMED], [{"gate": "stray"}, {"say": "done"}])}]
     params = {"session_id": session_id, "request": {"parts": parts}}
     async with past_service(backstage.url, backstage.password) as opencode:
         feed = Feed(opencode.events, opencode.decoder)

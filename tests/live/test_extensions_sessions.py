@@ -593,20 +593,26 @@ async def test_sessions_are_made_changed_copied_and_deleted(ann: Caller, bob: Ca
     changed = item(
         await ann.method("opencode.sessions.update", {**named, "request": {"title": "After"}})
     )
-    await ann.method("opencode.sessions.update", {**named, "request": {"archived": True}})
     copy = item(await ann.method("opencode.sessions.fork", named))
-    unshared = item(await ann.method("opencode.sessions.unshare", named))
-    share = await ann.refused("opencode.sessions.share", named)
 
     assert (changed["id"], changed["title"]) == (session_id, "After")
     assert copy["id"] != session_id
     assert (await bob.refused("opencode.sessions.get", {"session_id": copy["id"]})).code == -31001
-    assert "share_url" not in unshared
-    assert (share.code, share.data["method"]) == (-31003, "opencode.sessions.share")
     nothing: JsonObject = {**named, "request": {}}
     assert (await ann.refused("opencode.sessions.update", nothing)).fields == ("request",)
     assert await ann.method("opencode.sessions.delete", named) == {"ok": True, **named}
     assert (await ann.refused("opencode.sessions.delete", named)).reason == "SESSION_NOT_FOUND"
+
+
+async def test_a_session_is_archived_and_no_longer_shared(ann: Caller) -> None:
+    named: JsonObject = {"session_id": await make(ann)}
+
+    await ann.method("opencode.sessions.update", {**named, "request": {"archived": True}})
+    unshared = item(await ann.method("opencode.sessions.unshare", named))
+    share = await ann.refused("opencode.sessions.share", named)
+
+    assert "share_url" not in unshared
+    assert (share.code, share.data["method"]) == (-31003, "opencode.sessions.share")
 
 
 async def test_a_command_and_a_summary_are_run_by_the_model(ann: Caller) -> None:

@@ -1,6 +1,7 @@
 """What OpenCode's event stream has told, for tests that wait for a part of it."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -19,9 +20,18 @@ class ReceivedEvents:
         self._more.set()
 
     async def until(self, part: bytes) -> None:
-        while part not in self._received:
-            self._more.clear()
-            await self._more.wait()
+        await self._until(re.escape(part))
+
+    async def until_idle(self, session_id: str) -> None:
+        """Wait until a session has ended its turn, which each generation tells in its own way."""
+        names = rb'"session\.(idle|execution\.succeeded)"[^\n]*'
+        await self._until(names + b'"sessionID":"%b"' % session_id.encode())
+
+    async def _until(self, pattern: bytes) -> None:
+        async with asyncio.timeout(60):
+            while not re.search(pattern, self._received):
+                self._more.clear()
+                await self._more.wait()
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 import os
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import UnsupportedOperationError, UpstreamNotFoundError
+from opencode_a2a.errors import UnsupportedOperationError, UpstreamError, UpstreamNotFoundError
 from opencode_a2a.events import (
     Channel,
     ChannelReplaced,
@@ -30,26 +30,32 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.opencode.connect import Connection, examine
 from opencode_a2a.opencode.data import conflict, owner_of
 from opencode_a2a.opencode.driver import Location
-from opencode_a2a.opencode.events import MalformedEventError, SessionStatusChanged
+from opencode_a2a.opencode.events import MalformedEventError, PartUpdated, SessionStatusChanged
 from opencode_a2a.opencode.kinds import Found, Kind, of_version
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.process import UnsupportedOpenCodeError
 from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.translate import tool_changed
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
+    FilePart,
     MessageWithParts,
     OutputFormat,
     PermissionRule,
     Prompt,
     SessionChanges,
+    SessionDraft,
     StatusIdle,
+    ToolPart,
 )
 from opencode_a2a.opencode.v2.client import OpenCode2
 from opencode_a2a.opencode.v2.contract import Contract
 from opencode_a2a.opencode.v2.events import Wire2
 from opencode_a2a.opencode.v2.messages import Form2, Message2, question_of, stored
+from opencode_a2a.opencode.v2.outputs import MAX_OUTPUT, Inserted, Running
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 BUILDS = ("2-preview", "2-branch")
@@ -251,6 +257,51 @@ def test_a_session_is_not_idle_while_its_work_goes_on_in_the_background(name: st
     assert idle == [2]
 
 
+@every_build
+def test_the_files_of_a_prompt_are_parts_of_its_message(build: str) -> None:
+    prompt = Recording(Path(build, "files.jsonl")).stored[0]
+
+    files = [part for part in prompt.parts if isinstance(part, FilePart)]
+    shown = [(file.filename, file.mime) for file in files]
+    assert shown == [("dot.png", "image/png"), ("n.txt", "text/plain"), ("a.txt", "text/plain")]
+    assert files[2].url == "data:text/plain;base64,aGVsbG8K"
+    assert len({part.id for part in prompt.parts}) == len(prompt.parts)
+
+
+def test_what_a_running_command_prints_is_put_between_two_events() -> None:
+    heard = list[bytes]()
+    stream = Inserted(heard.append)
+    running = dict[str, Running]()
+    wire, told = Wire2({}, running), list[ToolChanged]()
+    recording = Recording(Path("2-preview", "tool-shell.jsonl"))
+    for event in recording.events:
+        data = orjson.dumps(event)
+        if wire.head(data)[0] in wire.followed:
+            wire.decode(data)
+        if event["type"] == "session.tool.progress":
+            break
+
+    [(shell, command)] = running.items()
+    stream.take(b"data: {half")
+    stream.put(command.printed(shell, "1\n", 2))
+    stream.put(command.printed(shell, "2\n" * MAX_OUTPUT, 60_002))
+    stream.take(b" a frame}\n\n")
+    for frame in heard[2:]:
+        [event] = wire.decode(frame.removeprefix(b"data: "))
+        assert isinstance(event, PartUpdated)
+        assert isinstance(event.part, ToolPart)
+        told.append(tool_changed(event.part))
+
+    assert heard[:2] == [b"data: {half", b" a frame}\n\n"]
+    outputs = [(one.tool, one.status, one.output) for one in told]
+    assert outputs[0] == ("bash", "running", "1\n")
+    assert outputs[1] == ("bash", "running", "2\n" * (MAX_OUTPUT // 2))
+    for event in recording.events:
+        if event["type"] == "session.tool.success":
+            wire.decode(orjson.dumps(event))
+    assert running == {}
+
+
 def test_a_known_event_that_is_malformed_is_an_error() -> None:
     data = b'{"id":"evt_1","type":"session.step.started","data":{"sessionID":"ses_1"}}'
 
@@ -261,13 +312,69 @@ def test_a_known_event_that_is_malformed_is_an_error() -> None:
 # Contracts
 
 
-def contract(build: str = "2-branch", **changes: Any) -> Contract:
-    document = orjson.loads((TRANSCRIPTS / build / "openapi.json").read_bytes())
-    for path, calls in changes.pop("paths", {}).items():
-        document["paths"][path] = calls
-        if calls is None:
-            del document["paths"][path]
-    return Contract.of(document)
+Document = dict[str, Any]
+ONE = "/api/session/{sessionID}"
+REPLY = f"{ONE}/permission/{{requestID}}/reply"
+
+
+def document(build: str = "2-branch") -> Document:
+    """Return a recorded contract."""
+    return orjson.loads((TRANSCRIPTS / build / "openapi.json").read_bytes())
+
+
+def changed(found: Document, paths: Mapping[str, Document | None]) -> Document:
+    """Return a contract with other calls at some paths, or none."""
+    kept = {path: calls for path, calls in found["paths"].items() if path not in paths}
+    given = {path: calls for path, calls in paths.items() if calls is not None}
+    return {**found, "paths": kept | given}
+
+
+def taking(*fields: str) -> Document:
+    """Return a call whose body has these fields."""
+    body = {"type": "object", "properties": dict.fromkeys(fields, True)}
+    return {"requestBody": {"content": {"application/json": {"schema": body}}}}
+
+
+def released(version: str) -> Document:
+    """Return the contract of a release, as far as it is known: read about, never run.
+
+    Each is the one before, changed as users and maintainers report.
+    """
+    known = changed(
+        document(),
+        {
+            "/api/health": None,
+            "/api/status": {"get": {}},
+            "/api/session": {
+                "get": {},
+                "post": taking("id", "agent", "model", "location", "title", "metadata"),
+            },
+            f"{ONE}/permissions": {"post": taking("permissions")},
+            f"{ONE}/diff": {"get": {}},
+        },
+    )
+    if version == "2.0.4":
+        return known
+    update = {"get": {}, "delete": {}, "patch": taking("title", "permissions")}
+    known = changed(known, {f"{ONE}/rename": None, f"{ONE}/permissions": None, ONE: update})
+    if version == "2.0.5":
+        return known
+    assert version == "2.0.10"
+    later: dict[str, Document | None] = {
+        "/api/status": None,
+        "/api/info": {"get": {}},
+        f"{ONE}/revert/clear": None,
+        f"{ONE}/revert": {"delete": {}},
+        REPLY: {"post": taking("decision", "message")},
+    }
+    return changed(known, later)
+
+
+def contract(build: str = "2-branch") -> Contract:
+    return Contract.of(document(build))
+
+
+RELEASES = ("2.0.4", "2.0.5", "2.0.10")
 
 
 @every_build
@@ -275,25 +382,12 @@ def test_both_builds_have_all_that_turns_need(build: str) -> None:
     assert contract(build).missing == []
 
 
-def test_a_path_that_turns_need_is_missed_by_name() -> None:
-    lacking = contract(paths={"/api/session/{sessionID}/prompt": None})
+@pytest.mark.parametrize("version", RELEASES)
+def test_releases_have_all_that_turns_need_as_far_as_they_are_known(version: str) -> None:
+    assert Contract.of(released(version)).missing == []
 
-    assert lacking.missing == ["POST /api/session/{}/prompt"]
 
-
-def test_names_are_those_of_the_contract() -> None:
-    body: dict[str, Any] = {"type": "object", "properties": {"decision": {}, "message": {}}}
-    reply = "/api/session/{sessionID}/permission/{requestID}/reply"
-    call: dict[str, Any] = {
-        "post": {"requestBody": {"content": {"application/json": {"schema": body}}}}
-    }
-
-    before, after = contract(), contract(paths={reply: call})
-
-    named = "/api/session/{}/permission/{}/reply"
-    assert before.takes("post", named, "reply")
-    assert not before.takes("post", named, "decision")
-    assert after.takes("post", named, "decision")
+def test_what_is_sent_differs_between_the_builds() -> None:
     assert contract("2-preview").has("get", "/api/session/{}/pending")
     assert contract("2-branch").takes("post", "/api/session/{}/fork", "boundary")
 
@@ -353,27 +447,86 @@ async def driver(standin: Standin) -> AsyncIterator[OpenCode2]:
 
 SES, PER = SessionId("ses_1"), RequestId("per_1")
 ASKED = {"data": [{"id": PER, "sessionID": SES, "action": "shell", "resources": ["ls"]}]}
+DENIED = {"action": "shell", "resource": "*", "effect": "deny"}
 SESSION = {"id": SES, "projectID": "p", "time": {}, "location": {"directory": "/w"}}
 
 
-@pytest.mark.parametrize("field", ["reply", "decision"])
-async def test_a_permission_is_answered_by_the_field_of_the_contract(
-    standin: Standin, driver: OpenCode2, field: str
-) -> None:
-    body = {"type": "object", "properties": {field: {"type": "string"}, "message": {}}}
-    call = {"post": {"requestBody": {"content": {"application/json": {"schema": body}}}}}
-    path = "/api/session/{sessionID}/permission/{requestID}/reply"
-    driver.contract = contract(paths={path: call})
-    standin.answers["GET /api/permission/request?location[directory]=/w"] = ASKED
-    standin.answers[f"POST /api/session/{SES}/permission/{PER}/reply"] = None
+ANSWERED = f"POST /api/session/{SES}/permission/{PER}/reply"
+NAMES: dict[str, list[tuple[str, Any]]] = {
+    "2.0.4": [
+        (f"POST /api/session/{SES}/rename", {"title": "New"}),
+        (f"POST /api/session/{SES}/permissions", {"permissions": [DENIED]}),
+        (f"POST /api/session/{SES}/revert/clear", None),
+        (ANSWERED, {"reply": "reject", "message": "no"}),
+    ],
+    "2.0.5": [
+        (f"PATCH /api/session/{SES}", {"title": "New"}),
+        (f"PATCH /api/session/{SES}", {"permissions": [DENIED]}),
+        (f"POST /api/session/{SES}/revert/clear", None),
+        (ANSWERED, {"reply": "reject", "message": "no"}),
+    ],
+    "2.0.10": [
+        (f"PATCH /api/session/{SES}", {"title": "New"}),
+        (f"PATCH /api/session/{SES}", {"permissions": [DENIED]}),
+        (f"DELETE /api/session/{SES}/revert", None),
+        (
+            f"POST /api/session/{SES}/permission/{PER}/reply",
+            {"decision": "reject", "message": "no"},
+        ),
+    ],
+}
+"""What is sent to each release to rename a session, to set its rules, and so on."""
 
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_calls_and_fields_are_those_of_the_contract(
+    standin: Standin, driver: OpenCode2, version: str
+) -> None:
+    driver.contract = Contract.of(released(version))
+    rule = PermissionRule(permission="bash", pattern="*", action="deny")
+    standin.answers |= {named: None for named, _ in NAMES[version]}
+    standin.answers |= {
+        "GET /api/permission/request?location[directory]=/w": ASKED,
+        f"GET /api/session/{SES}": {"data": SESSION},
+        "POST /api/session": {"data": SESSION},
+        f"GET /api/session/{SES}/diff?from=msg_1": {"data": []},
+    }
+
+    await driver.create_session(SessionDraft(title="First", metadata={"a": 1}))
+    await driver.session_diff(SES, MessageId("msg_1"))
+    await driver.update_session(SES, SessionChanges(title="New"))
+    await driver.update_session(SES, SessionChanges(permission=[rule]))
+    await driver.unrevert_session(SES)
     await driver.reply_permission(PER, "reject", "no", at=Location("/w"))
 
-    sent = standin.sent[-1]
-    assert sent == (
-        f"POST /api/session/{SES}/permission/{PER}/reply",
-        {field: "reject", "message": "no"},
+    sent = [(named, body) for named, body in standin.sent if not named.startswith("GET")]
+    made = sent.pop(0)
+    assert (made[0], made[1]["title"], made[1]["metadata"]) == (
+        "POST /api/session",
+        "First",
+        {"a": 1},
     )
+    assert sent == NAMES[version]
+    assert (f"GET /api/session/{SES}/diff?from=msg_1", None) in standin.sent
+
+
+async def test_a_missing_path_that_turns_need_is_one_sentence_at_the_start(
+    standin: Standin,
+) -> None:
+    standin.answers |= {
+        "GET /api/info": {"version": "2.9.0", "pid": 1},
+        "GET /openapi.json": changed(document(), {f"{ONE}/prompt": None}),
+    }
+    there = Connection(f"http://127.0.0.1:{standin.server_address[1]}")
+
+    async with there:
+        _, why = await examine(there.driver.answer, password=False)
+        with pytest.raises(UpstreamError, match="OpenCode cannot be used: it is OpenCode 2"):
+            await there.choose()
+
+    assert why is not None
+    assert why.what == "it is OpenCode 2 (2.9.0), and its API has no POST /api/session/{}/prompt"
+    assert "npm install -g opencode-ai@" in why.remedy
 
 
 async def test_always_is_never_sent(standin: Standin, driver: OpenCode2) -> None:
@@ -418,13 +571,13 @@ async def test_rules_of_a_session_are_set_where_the_contract_has_them(
     standin: Standin, driver: OpenCode2
 ) -> None:
     rule = PermissionRule(permission="bash", pattern="*", action="deny")
-    theirs = {"action": "shell", "resource": "*", "effect": "deny"}
+    theirs = DENIED
     standin.answers[f"GET /api/session/{SES}"] = {"data": SESSION}
     standin.answers[f"POST /api/session/{SES}/permissions"] = None
     changes = SessionChanges(permission=[rule])
 
     without = await driver.update_session(SES, changes)
-    driver.contract = contract(paths={"/api/session/{sessionID}/permissions": {"post": {}}})
+    driver.contract = Contract.of(released("2.0.4"))
     standin.answers[f"GET /api/session/{SES}"] = {"data": {**SESSION, "permissions": [theirs]}}
     reported = await driver.update_session(SES, changes)
 
@@ -443,15 +596,19 @@ async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_ba
         {"id": "sh_1", "status": "running", "metadata": {"sessionID": SES}},
         {"id": "sh_2", "status": "exited", "metadata": {"sessionID": SES}},
         {"id": "sh_3", "status": "running", "metadata": {"sessionID": "ses_other"}},
-        {"id": "sh_4", "status": "running", "metadata": {"sessionID": "ses_child"}},
+        {"id": "sh_4", "status": "running", "metadata": {"sessionID": "ses_grandchild"}},
     ]
     child = {**SESSION, "id": "ses_child", "parentID": SES}
+    grandchild = {**SESSION, "id": "ses_grandchild", "parentID": "ses_child"}
     place = "location[directory]=/w"
     standin.answers |= {
         f"POST /api/session/{SES}/interrupt": None,
         "POST /api/session/ses_child/interrupt": None,
         f"GET /api/session/{SES}": {"data": SESSION},
+        "POST /api/session/ses_grandchild/interrupt": None,
         f"GET /api/session?parentID={SES}&limit=200": {"data": [child]},
+        "GET /api/session?parentID=ses_child&limit=200": {"data": [grandchild]},
+        "GET /api/session?parentID=ses_grandchild&limit=200": {"data": []},
         f"GET /api/shell?{place}": {"data": shells},
         f"DELETE /api/shell/sh_1?{place}": None,
         f"DELETE /api/shell/sh_4?{place}": None,
@@ -466,6 +623,7 @@ async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_ba
     assert done == [
         f"POST /api/session/{SES}/interrupt",
         "POST /api/session/ses_child/interrupt",
+        "POST /api/session/ses_grandchild/interrupt",
         f"DELETE /api/shell/sh_1?{place}",
         f"DELETE /api/shell/sh_4?{place}",
         f"POST /api/session/{SES}/interrupt",  # the end of a command wakes the session

@@ -184,6 +184,11 @@ class ServiceReport:
         failures: list[str] = []
         for member in self._fleet.members.values():
             opencode = member.turns.opencode
+            with suppress(TimeoutError, UpstreamError):
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    await opencode.health()
+                return
+            # Why it does not answer as it did takes several calls to find out.
             _, why = await examine(
                 opencode.answer, password=opencode.has_password, seconds=HEALTH_SECONDS
             )

@@ -346,6 +346,9 @@ class OpenCode2(Calls):
         at: Location = HERE,
     ) -> list[Session]:
         await self.session(session_id)  # an unknown one would have no children
+        return await self._children(session_id)
+
+    async def _children(self, session_id: SessionId) -> list[Session]:
         query: Query = {"parentID": session_id, "limit": PAGE}
         found = await self.call(Page[Readable[Session2]], "GET", "/api/session", query=query)
         return [_session_of(one) for one in found.data]
@@ -483,9 +486,13 @@ class OpenCode2(Calls):
         await self.do("POST", interrupt, urgent=True)
         if at == HERE:
             at = Location((await self.session(session_id)).directory)
-        family = {session_id, *(one.id for one in await self.session_children(session_id))}
-        for child in family - {session_id}:
-            await self.do("POST", _path(child, "/interrupt"), urgent=True)
+        family, unvisited = {session_id}, [session_id]
+        while unvisited:  # sub-agents may have sub-agents
+            for child in await self._children(unvisited.pop()):
+                if child.id not in family:
+                    family.add(child.id)
+                    unvisited.append(child.id)
+                    await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
         left = [one for one in await self._shells(at) if one.metadata.session_id in family]
         for shell in left:
             with suppress(UpstreamNotFoundError):

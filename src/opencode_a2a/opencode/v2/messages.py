@@ -125,6 +125,24 @@ class Snapshot2(Wire):
     files: Readable[str] = Field(default_factory=list[str])
 
 
+class File2(Wire):
+    """A file of a prompt; 2.x has read it, wherever it came from."""
+
+    data: ShownText = ""
+    mime: ShownText = ""
+    name: Annotated[str | None, Shown] = None
+
+    def part(self, session: SessionId, message: MessageId, number: int) -> FilePart:
+        return FilePart(
+            id=f"{message}:{number}",
+            session_id=session,
+            message_id=message,
+            mime=self.mime,
+            filename=self.name,
+            url=f"data:{self.mime};base64,{self.data}",
+        )
+
+
 class Message2(Wire):
     """A message of any type; each type has some of the fields."""
 
@@ -132,6 +150,7 @@ class Message2(Wire):
     type: str
     time: Annotated[MessageTime, Fields] = MessageTime()
     text: ShownText = ""
+    files: Readable[File2] = Field(default_factory=list[File2])
     status: ShownText = ""
     agent: Annotated[str | None, Shown] = None
     model: Annotated[Model2, Fields] = Model2()
@@ -251,7 +270,14 @@ def stored(
             case "user" | "synthetic":
                 parent = message.id
                 synthetic = message.type == "synthetic"
-                yield prompt_message(session, parent, message.time.created, message.text, synthetic)
+                prompt = prompt_message(
+                    session, parent, message.time.created, message.text, synthetic
+                )
+                prompt.parts.extend(
+                    file.part(session, parent, number)
+                    for number, file in enumerate(message.files, start=1)
+                )
+                yield prompt
             case "compaction":
                 yield from compaction(session, message.id, message.time.created, message.status)
             case "assistant":
