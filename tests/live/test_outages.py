@@ -1,5 +1,7 @@
 """What breaks in the middle of a turn, and what is left of the turn then: all of it."""
 
+import asyncio
+import signal
 import uuid
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
@@ -12,7 +14,7 @@ from opencode_a2a.opencode.types import Prompt, TextInput
 from tests.conftest import Stages
 from tests.live.conftest import EVERYTHING_ASKED, Serve
 from tests.support.answers import Task
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, script, until_restarted
 from tests.support.caller import Caller
 from tests.support.proxy import Proxy
 from tests.support.service import serving, settings_for
@@ -294,6 +296,26 @@ async def test_a_killed_opencode_forgets_its_prompts_and_the_task_says_so(
     assert resolved["resolution"] == "void"
     assert following.task.state == "failed"
     assert "Send the message again, and it asks again." in following.task.said
+
+
+@pytest.mark.opencode2_only
+async def test_an_opencode_that_is_stopped_is_not_taken_for_a_refusal(
+    fragile: Backstage, serve: Serve
+) -> None:
+    """OpenCode 2 ends a turn in the same way when a person refuses and when it is stopped."""
+    caller = Caller(await serve(fragile))
+    asked = await caller.send(script(BASH, {"say": "done"}))
+
+    pid = await fragile.kill(signal.SIGTERM)
+    ended = await caller.ended(asked.id)
+    async with asyncio.timeout(60):
+        await fragile.call(until_restarted(fragile.opencode, pid))
+    again = await caller.send(script(BASH, {"say": "done"}), context=asked.context_id)
+    refused = await caller.send("no", task=again.id)
+
+    assert (asked.state, ended.state, again.state) == ("input_required", "failed", "input_required")
+    assert "again" in ended.said
+    assert refused.state == "rejected"
 
 
 async def _idle(opencode: Driver, backstage: Backstage, session_id: SessionId) -> None:

@@ -6,6 +6,7 @@ any loop can use them through their URLs.
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future
@@ -89,11 +90,11 @@ class Backstage:
         """Let the replies at a gate go on."""
         await self.call(self._on_loop(self.model.gate(gate).opened.set))
 
-    async def kill(self) -> int:
+    async def kill(self, how: signal.Signals = signal.SIGKILL) -> int:
         """Kill OpenCode as a crash would, and return its pid; its keeper starts it again."""
         pid = self.opencode.pid
         assert pid is not None
-        os.kill(pid, 9)
+        os.kill(pid, how)
         return pid
 
     async def _reached(self, gate: str) -> None:

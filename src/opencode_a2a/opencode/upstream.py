@@ -272,7 +272,7 @@ async def _ineffective(opencode: Driver, settings: Settings, at: Location) -> li
             tools = outside(await opencode.tool_ids(at=at), await opencode.mcp_status(at=at))
     except (TimeoutError, ServiceError) as error:
         logger.warning("could not ask OpenCode for its tools", error=type(error).__name__)
-        return []
+        return never
     return never + [
         f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
         for name, meant in unmatched(unknown, tools)

@@ -1,0 +1,104 @@
+"""What OpenCode 2 does otherwise than OpenCode 1, as a caller meets it."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import SessionId
+from opencode_a2a.opencode import connect
+from opencode_a2a.opencode.driver import Location
+from opencode_a2a.opencode.upstream import facts
+from tests.live.conftest import Serve
+from tests.support.answers import RefusedError
+from tests.support.backstage import Backstage, past_service, script
+from tests.support.caller import Caller
+from tests.support.service import Running, settings_for
+
+pytestmark = [pytest.mark.live, pytest.mark.opencode2_only]
+
+BASH = {"tool": "bash", "input": {"command": "echo ran", "description": "d"}}
+
+
+async def test_what_opencode_2_lacks_is_refused_with_its_reason(caller: Caller) -> None:
+    task = await caller.send(script({"say": "here"}))
+    named: JsonObject = {"session_id": task.session_id}
+    listed = await caller.method("opencode.sessions.messages.list", named)
+    part = {"messageID": listed["items"][0]["messageId"], "partID": "prt_1"}
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+    calls: list[tuple[str, JsonObject]] = [
+        ("opencode.sessions.todo", named),
+        ("opencode.sessions.share", named),
+        ("opencode.sessions.unshare", named),
+        ("opencode.sessions.update", {**named, "request": {"archived": True}}),
+        ("opencode.sessions.create", {"request": {"parentID": task.session_id}}),
+        ("opencode.sessions.revert", {**named, "request": part}),
+        ("opencode.worktrees.list", {}),
+        ("opencode.workspaces.list", {}),
+        ("opencode.files.find", {"query": "x", "type": "text"}),
+    ]
+    for method, params in calls:
+        refused = (await caller.answer(method, params))["error"]
+        assert "OpenCode 2 has no" in refused["message"], (method, refused)
+    for metadata in (
+        {"shared": {"output": {"schema": schema}}},
+        {"opencode": {"profile": "read-only"}},
+    ):
+        answer = await caller.send(script({"say": "no"}), metadata=metadata)
+        assert answer.state in ("failed", "rejected"), answer.raw
+        assert answer.text == ""
+        assert "OpenCode" in answer.said
+
+
+async def test_readiness_takes_one_call(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("the contract was read again")
+
+    monkeypatch.setattr(connect, "_contract_of", never)
+    monkeypatch.setattr(connect, "probe", never)
+
+    ready = await service.http.get("/readyz")
+
+    assert (ready.status_code, ready.json()["checks"]["opencode"]) == (200, "ok")
+
+
+async def test_approvals_are_as_strict_as_on_opencode_1(
+    asking_backstage: Backstage, serve: Serve, tmp_path: Path
+) -> None:
+    stage, rules = asking_backstage, [{"permission": "todowrite", "action": "allow"}]
+    changes = {"A2A_ALLOW_ALWAYS": "true", "A2A_PERMISSION_RULES": orjson.dumps(rules).decode()}
+    person = Caller(await serve(stage, **changes))
+    edit: dict[str, Any] = {
+        "tool": "edit",
+        "input": {"filePath": "hello.txt", "oldString": "hello", "newString": "b" * 3_000 + "ye"},
+    }
+
+    # What is asked about is shown whole.
+    change = await person.send(script(edit, {"say": "done"}))
+    always: JsonObject = {"request_id": change.interrupt["request_id"], "reply": "always"}
+    refused = await person.refused("a2a.interrupt.permission.reply", always)
+    kept = await person.send("no", task=change.id)
+
+    # One that vanishes without an event leaves nothing that could be approved.
+    asked = await person.send(script(BASH, {"say": "done"}))
+    async with past_service(stage.url, stage.password) as opencode:
+        at = Location(str(stage.workspace))
+        await opencode.abort_session(SessionId(asked.session_id), at=at)
+        ended = await person.ended(asked.id)
+        with pytest.raises(RefusedError):
+            await person.send("yes", task=asked.id)
+        told = await facts(opencode, settings_for(stage, tmp_path, **changes))
+        saved = orjson.loads((await opencode.answer("/api/permission/saved")).body)
+
+    assert told is not None
+    assert "todowrite" in str(told.notes)
+    assert "hello.txt" in change.said
+    assert "b" * 3_000 + "ye" in change.said
+    assert refused.fields == ("reply",)
+    assert kept.state == "rejected"
+    assert (stage.workspace / "hello.txt").read_text() == "hello\n"
+    assert (asked.state, ended.state) == ("input_required", "failed")
+    assert saved["data"] == []
