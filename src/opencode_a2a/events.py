@@ -228,6 +228,7 @@ class Interrupted:
     always: list[str] = field(default_factory=list[str])
     metadata: JsonObject = field(default_factory=dict[str, Json])
     call_id: str | None = None
+    """The tool call that it is for; known together with ``call_message_id``."""
     tool: str | None = None
     tool_input: JsonObject | None = None
     questions: list[Question] = field(default_factory=list[Question])
@@ -240,6 +241,8 @@ class Interrupted:
     """The title of the sub-agent that asks; None when it is the agent itself."""
     number: int | None = None
     """Its number among the requests of the task, by which a person answers it; never used twice."""
+    call_message_id: MessageId | None = None
+    """The message of the tool call: a provider may use the id of a call again in another one."""
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":

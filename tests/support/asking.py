@@ -1,6 +1,7 @@
 """An OpenCode that asks for whatever a test wants approved, in the form of OpenCode 1.x."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ class Request:
     always: tuple[str, ...] = ("*",)
     tool: str | None = None
     input: dict[str, Any] = field(default_factory=dict[str, Any])
+    earlier: dict[str, Any] | None = None
+    """The input of an earlier call by the same id, which some providers give to each step's first
+    call."""
 
 
 class AskingOpenCode(FakeOpenCode):
@@ -32,7 +36,35 @@ class AskingOpenCode(FakeOpenCode):
     def played(self, prompt: JsonObject) -> list[tuple[bytes, bytes]]:
         parts: Any = prompt["parts"]
         asked = self._requests[parts[0]["text"]]
-        return [(kind, _asking(frame, asked)) for kind, frame in recorded("permission-once")]
+        frames = recorded("permission-once")
+        played = [(kind, _asking(frame, asked)) for kind, frame in frames]
+        if asked.earlier is None:
+            return played
+        at, step = _first_step(frames)
+        before = replace(asked, input=asked.earlier)
+        return [
+            *played[:at],
+            *((kind, _earlier(_asking(frame, before))) for kind, frame in step),
+            *played[at:],
+        ]
+
+
+def _first_step(frames: list[tuple[bytes, bytes]]) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Return the events of the message that calls the tool, without those that ask."""
+    asked = next(frame for kind, frame in frames if kind == b"permission.asked")
+    message = orjson.loads(asked)["payload"]["properties"]["tool"]["messageID"].encode()
+    found = [at for at, (_, frame) in enumerate(frames) if message in frame]
+    step = [frames[at] for at in found if not frames[at][0].startswith(b"permission.")]
+    return found[0], step
+
+
+def _earlier(frame: bytes) -> bytes:
+    """Return an event of a message as one of another message, with the same call."""
+    prompt = orjson.loads(frame)["payload"]["properties"].get("info", {}).get("parentID", "")
+    kept = prompt.encode()
+    return re.sub(
+        rb"\b(?:msg|prt|evt)_\w+", lambda id: id[0] + (b"" if id[0] == kept else b"E"), frame
+    )
 
 
 def _asking(frame: bytes, asked: Request) -> bytes:

@@ -74,10 +74,10 @@ def interrupted(
             request.metadata,
         )
     tool, tool_input = call or (None, None)
-    call_id = request.tool.call_id if request.tool else None
     return replace(
         asked,
-        call_id=call_id,
+        call_id=request.tool.call_id if request.tool else None,
+        call_message_id=request.tool.message_id if request.tool else None,
         tool=tool,
         tool_input=tool_input,
         directory=directory,

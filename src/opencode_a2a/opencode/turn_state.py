@@ -321,12 +321,17 @@ class TurnRequests:
     """The newest message of the turn when a person last refused a request of its agent."""
     lost_in: MessageId | None = None
     """The same when a request was last gone without an answer: OpenCode was started anew."""
-    _calls: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
-    """Tool calls of all sessions by call id: a request names the call that it is for."""
+    _calls: dict[tuple[MessageId, str], ToolCall] = field(
+        default_factory=dict[tuple[MessageId, str], ToolCall]
+    )
+    """Tool calls of all sessions: a request names the message and the call that it is for.
+
+    The call id alone says little: some providers give the same one in every step.
+    """
 
     def add_call(self, part: ToolPart) -> None:
         if part.state.status != "pending":
-            self._calls[part.call_id] = (part.tool, part.state.input)
+            self._calls[part.message_id, part.call_id] = (part.tool, part.state.input)
 
     def ask(
         self,
@@ -335,7 +340,8 @@ class TurnRequests:
         sub_agent: str | None,
     ) -> None:
         if request.id not in self.pending and request.id not in self.settled:
-            call = self._calls.get(request.tool.call_id) if request.tool else None
+            ref = request.tool
+            call = self._calls.get((ref.message_id, ref.call_id)) if ref else None
             self.pending[request.id] = interrupted(request, call, directory, sub_agent)
 
     def settle(

@@ -600,11 +600,8 @@ class WorkInterrupts:
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self.open[asked.request_id] = self.shared.open[asked.request_id] = interrupt
         if asked.call_id is not None and asked.tool_input is None:
-            # OpenCode stores the input of the tool call a moment after it asks.
             try:
-                called = await snapshot.tool_call(
-                    self.shared.opencode, asked.session_id, asked.call_id
-                )
+                called = await snapshot.tool_call(self.shared.opencode, asked)
                 if called is not None:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except (UpstreamError, SessionNotFoundError) as error:  # a sub-agent's may be deleted

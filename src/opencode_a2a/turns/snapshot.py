@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
+from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.turn_state import Snapshot
@@ -157,15 +158,20 @@ async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
         return None
 
 
-async def tool_call(opencode: Driver, session_id: SessionId, call_id: str) -> ToolPart | None:
-    """Return a tool call with its input from a session's latest messages, or None.
+async def tool_call(opencode: Driver, asked: Interrupted) -> ToolPart | None:
+    """Return the tool call of a request, with its input, from the latest messages, or None.
 
-    Older versions of OpenCode store it a moment late.
+    OpenCode stores it a moment after it asks.
     """
+    wanted = (asked.call_message_id, asked.call_id)
     for _ in range(INPUT_TRIES):
-        for message in (await opencode.messages(session_id, limit=2)).items:
+        for message in (await opencode.messages(asked.session_id, limit=2)).items:
             for part in message.parts:
-                if isinstance(part, ToolPart) and part.call_id == call_id and part.state.input:
+                if (
+                    isinstance(part, ToolPart)
+                    and (part.message_id, part.call_id) == wanted
+                    and (part.state.status != "pending" or part.state.input)
+                ):
                     return part
         await asyncio.sleep(INPUT_SECONDS)
     return None
