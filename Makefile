@@ -218,8 +218,8 @@ $(TEST_PROGRAMS): package.json package-lock.json .npmrc
 		'import chromium from "@sparticuz/chromium"; await chromium.executablePath()'
 	@touch $(PROGRAMS) $@
 
-# The lowest versions that pyproject.toml allows, and the tools of the tests as they are locked, as far
-# as these do not need more themselves.
+# The lowest versions that pyproject.toml allows, and the tools of the tests as they are locked. A tool
+# that declares more than that gets the lowest all the same: what is tested is the program.
 $(LOWEST): pyproject.toml uv.lock tools/lowest.py | $(PACKAGES) $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
 	$(UV) pip install --quiet --python $(@D) --resolution lowest-direct --editable '.[all]'
@@ -227,7 +227,7 @@ $(LOWEST): pyproject.toml uv.lock tools/lowest.py | $(PACKAGES) $(UV)
 	$(UV) export --quiet --frozen --only-group dev --no-hashes --no-annotate --no-header \
 		--no-emit-project --output-file $(@D)/locked.txt
 	$(BIN)/python tools/lowest.py $(@D)/lowest.txt $(@D)/locked.txt > $(@D)/tools.txt
-	$(UV) pip install --quiet --python $(@D) --constraint $(@D)/lowest.txt --requirement $(@D)/tools.txt
+	$(UV) pip install --quiet --python $(@D) --override $(@D)/lowest.txt --requirement $(@D)/tools.txt
 	@touch $@
 
 # A client of the tests that cannot be installed beside the present SDK.
