@@ -53,6 +53,11 @@ def visible(text: str) -> str:
     return _ODD.sub(name, text)
 
 
+def visible_line(text: str) -> str:
+    """The same on one line: a line break is named too."""
+    return visible(text).replace("\n", "⟨U+000A⟩")
+
+
 def one_line(text: str, width: int = 72) -> str:
     """Return text on one line, cut at the width in columns of a terminal."""
     flat = " ".join(clean(text[: 4 * width]).split())

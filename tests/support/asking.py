@@ -21,6 +21,8 @@ class Request:
     always: tuple[str, ...] = ("*",)
     tool: str | None = None
     input: dict[str, Any] = field(default_factory=dict[str, Any])
+    untold: bool = False
+    """Whether OpenCode never tells the input of the tool call."""
     earlier: dict[str, Any] | None = None
     """The input of an earlier call by the same id, which some providers give to each step's first
     call."""
@@ -63,7 +65,7 @@ def _earlier(frame: bytes) -> bytes:
     prompt = orjson.loads(frame)["payload"]["properties"].get("info", {}).get("parentID", "")
     kept = prompt.encode()
     return re.sub(
-        rb"\b(?:msg|prt|evt)_\w+", lambda id: id[0] + (b"" if id[0] == kept else b"E"), frame
+        rb"\b(?:msg|prt|evt)_\w+", lambda one: one[0] + (b"" if one[0] == kept else b"E"), frame
     )
 
 
@@ -82,6 +84,8 @@ def _asking(frame: bytes, asked: Request) -> bytes:
             del properties["tool"]
     elif part.get("type") == "tool" and asked.tool is not None:
         part["tool"] = asked.tool
-        if part["state"]["status"] != "pending":
+        if asked.untold and part["state"]["status"] != "completed":
+            part["state"] = {"status": "pending", "input": {}, "raw": ""}
+        elif part["state"]["status"] != "pending":
             part["state"]["input"] = asked.input
     return orjson.dumps(event)

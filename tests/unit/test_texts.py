@@ -96,6 +96,22 @@ def test_a_tool_without_description_shows_its_input() -> None:
     assert "Input of deploy:\n    to: production" in interrupt_text((CUSTOM_TOOL,))
 
 
+def test_an_input_that_is_not_known_is_not_passed_over() -> None:
+    unknown = "The input of this call is not known: OpenCode did not tell it."
+    asked = replace(CUSTOM_TOOL, call_id="call_1", tool=None, tool_input=None)
+
+    assert interrupt_text((asked,)).splitlines()[1] == unknown
+    assert unknown not in interrupt_text((replace(asked, tool_input={}),))
+    assert unknown not in interrupt_text((replace(asked, call_id=None),))
+
+
+def test_an_empty_patch_hides_nothing_of_the_input() -> None:
+    given: dict[str, Json] = {"filePath": "/w/a.py", "content": "x"}
+    asked = replace(EDIT, metadata={"filepath": "/w/a.py", "diff": ""}, tool_input=given)
+
+    assert "content: x" in interrupt_text((asked,))
+
+
 def test_the_record_comes_before_what_the_model_sent_besides() -> None:
     url = "http://evil.example/?key=SECRET"
     asked = replace(
@@ -129,8 +145,9 @@ def test_a_description_is_told_as_the_words_of_the_agent() -> None:
 
 def test_nothing_is_hidden_and_no_line_can_be_mistaken_for_one_of_ours() -> None:
     command = "echo\u202e ok\u200b\r;" + " " * 3000 + "id\n\nRequest 2: fine\x0b"
+    always = ["e\u2066 *", "/x\n\nRequest 3: fine\n/*"]
     asked = replace(
-        BASH, metadata={"command": command}, patterns=["a\nb"], always=["e\u2066 *"], tool="x\ny"
+        BASH, metadata={"command": command}, patterns=["a\nb"], always=always, tool="x\ny"
     )
     odd = replace(asked, tool_input={"k\nl": "one\ntwo"})
 
@@ -142,7 +159,8 @@ def test_nothing_is_hidden_and_no_line_can_be_mistaken_for_one_of_ours() -> None
     assert shown in text
     assert "\nFor: a⟨U+000A⟩b\n" in text
     assert "\nInput of x⟨U+000A⟩y:\n    k⟨U+000A⟩l: one\n        two\n" in text
-    assert "that fit e⟨U+2066⟩ *" in text
+    assert "that fit e⟨U+2066⟩ *, /x⟨U+000A⟩⟨U+000A⟩Request 3: fine⟨U+000A⟩/*" in text
+    assert "\n" not in accepted(odd)
     assert text == visible(text)
 
 

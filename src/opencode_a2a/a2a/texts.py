@@ -13,7 +13,7 @@ import orjson
 
 from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json
-from opencode_a2a.printable import visible
+from opencode_a2a.printable import visible, visible_line
 from opencode_a2a.turns.answers import accepted, groups
 
 _TITLES = {
@@ -59,7 +59,7 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
     first, asked, times = group[0], group[-1], len(group)
     name = f"Request {asked.number}: " if asked.number else f"{asked.request_id}: "
     if asked.type == "permission":
-        use = _line(asked.permission or asked.tool or "something")
+        use = visible_line(asked.permission or asked.tool or "something")
         repeated = f", {times} times" if times > 1 else ""
         action = _TITLES.get(use, f"use {use}")
         lines = [f"{name}OpenCode asks for permission to {action} ({use}){repeated}."]
@@ -76,7 +76,7 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
             for place, option in enumerate(question.options, 1):
                 detail = f" - {option.description}" if option.description else ""
                 lines.append(f"  {place}. {_hanging(option.label + detail)}")
-    lines += ["", visible(accepted(asked))]
+    lines += ["", accepted(asked)]
     if first.expires_at is not None:
         then = asked.default or "the request is rejected"
         lines.append(f"If nobody answers by {timestamp(first.expires_at)}, {then}.")
@@ -94,40 +94,40 @@ def _permission(asked: Interrupted) -> Iterator[str]:
             yield _block(label, value)
     rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
     match record:
-        case {"diff": str(), "files": [*files]}:
+        case {"diff": str(patch), "files": [*files]} if patch:
             rest = [one for one in rest if one[0] not in {"files", "filepath"}]
             told = (one for one in files if isinstance(one, dict))
             rest += [("file", {k: v for k, v in one.items() if k != "patch"}) for one in told]
-        case {"diff": str()}:
+        case {"diff": str(patch)} if patch:
             rest = [one for one in rest if one[0] != "filepath"]  # the patch begins with it
         case _:
             pass
     if rest:
         yield _fields("OpenCode's record", rest)
     if asked.patterns and asked.patterns != ["*"]:
-        yield "For: " + ", ".join(map(_line, asked.patterns))
+        yield "For: " + ", ".join(map(visible_line, asked.patterns))
     covered = {key.lower(): value for key, value in record.items()}
     rest = [
         (key, value)
         for key, value in given.items()
         if covered.get(key.lower()) != value
-        and not (key in _IN_DIFF and "diff" in record)
+        and not (key in _IN_DIFF and record.get("diff"))
         and not (key == "description" and asked.tool in _SAYING)
     ]
+    if asked.call_id is not None and asked.tool_input is None:
+        yield "The input of this call is not known: OpenCode did not tell it."
     if rest:
-        yield _fields(f"Input of {_line(asked.tool or asked.permission or 'the tool')}", rest)
+        yield _fields(
+            f"Input of {visible_line(asked.tool or asked.permission or 'the tool')}", rest
+        )
     said = given.get("description") if asked.tool in _SAYING else None
     if words := record.get("description") or said:
         yield _block("The agent says", words)
-    wider = ", ".join(map(_line, asked.always))
+    wider = ", ".join(map(visible_line, asked.always))
     if wider and asked.allows_always:
         yield f"Always would mean: {wider}"
     elif len(wider) > _ROOM:
         yield f'"yes for this task" would mean: {wider}'
-
-
-def _line(text: str) -> str:
-    return visible(text).replace("\n", "⟨U+000A⟩")
 
 
 def _hanging(text: str) -> str:
@@ -135,7 +135,7 @@ def _hanging(text: str) -> str:
 
 
 def _fields(label: str, fields: Iterable[tuple[str, Json]]) -> str:
-    shown = (f"    {_line(key)}: {_text(value, 8)}" for key, value in fields)
+    shown = (f"    {visible_line(key)}: {_text(value, 8)}" for key, value in fields)
     return "\n".join([f"{label}:", *shown])
 
 

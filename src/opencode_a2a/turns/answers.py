@@ -19,6 +19,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution, load_known
 from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Message
+from opencode_a2a.printable import visible_line
 from opencode_a2a.rights import FULL, QUESTION, SHELL, Rights
 from opencode_a2a.turns.shell import exact_command
 
@@ -451,9 +452,11 @@ def accepted(asked: Interrupted) -> str:
     if asked.type == "permission":
         always = ' "always" to allow it from now on,' if asked.allows_always else ""
         if asked.always:
-            covered = ", ".join(asked.always)
+            covered = ", ".join(map(visible_line, asked.always))
             fitting = (
-                f"what fits {covered}" if covered != "*" else f"every use of {asked.permission}"
+                f"what fits {covered}"
+                if covered != "*"
+                else f"every use of {visible_line(asked.permission or '')}"
             )
             if asked.permission == SHELL:
                 also = "" if exact_command(asked) is None else "exactly this and "

@@ -8,10 +8,12 @@ const FOLDED = 60;
 const HUNK = /^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@/;
 const BEGINS = /^(?:diff --git a\/.* b\/|Index: )(.*)/;
 const KINDS = { "+": "add", "-": "del" };
+const coloured = (line) => ({ kind: KINDS[line[0]] ?? "same", line });
 
-// `draw` makes the block of a file: foldable and beginning short, or whole.
+// `draw` makes the block of a file: foldable and beginning short, or whole. A name of several lines
+// could be made to look like a part of the patch, so that one is not taken apart.
 export function patchView(patch, name, draw = fileView) {
-  const found = files(patch);
+  const found = name?.includes("\n") ? [{ rows: patch.replace(/\n$/, "").split("\n").map(coloured) }] : files(patch);
   return found.map(({ file, rows }) => draw(found.length > 1 ? file : name ?? file, rows, found.length > 3));
 }
 

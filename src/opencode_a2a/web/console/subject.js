@@ -65,6 +65,7 @@ export function subject({ permission, patterns = [], metadata = {}, tool }) {
   const more = repeated ? [] : patterns.filter((one) => one !== "*" && !told.some((text) => text.includes(one)) && !used.some((key) => input[key] === one));
   if (more.length) nodes.push(field(PATTERNS[permission] ?? "For", more.join("\n")));
   used.forEach((key) => put(key, input[key]));
+  if (!repeated && tool?.call_id && !tool.input) nodes.push(h("p", { class: "bad" }, "The input of this call is not known: OpenCode did not tell it."));
   nodes.push(...changes);
   const says = SAYS.includes(name);
   const words = new Set([description, says && input.description].filter(Boolean).map(written));
@@ -76,7 +77,8 @@ export function subject({ permission, patterns = [], metadata = {}, tool }) {
   return h("div", { class: "subject" }, nodes);
 }
 
+// The relative path of a file that is moved is where it goes to.
 function changed({ filePath, relativePath, file, type, status, movePath }) {
   const kind = type ?? status;
-  return `${file ?? relativePath ?? filePath ?? ""}${movePath ? ` → ${movePath}` : ""}${kind && kind !== "update" && kind !== "modified" ? ` (${kind})` : ""}`;
+  return `${file ?? (movePath ? filePath : relativePath) ?? filePath ?? ""}${movePath ? ` → ${movePath}` : ""}${kind && kind !== "update" && kind !== "modified" ? ` (${kind})` : ""}`;
 }
