@@ -146,6 +146,11 @@ async def test_markdown_becomes_nodes_and_nothing_else(look: Look, service: Runn
         "a *b* **c** ~~d~~ `e&amp;` &amp; &#65; \\*": (
             "<p>a <em>b</em> <strong>c</strong> <del>d</del> <code>e&amp;amp;</code> &amp; A *</p>"
         ),
+        "&#x202e; &#8203; &amp;#x202e; &lt;": "<p>⟨U+202E⟩ ⟨U+200B⟩ &amp;#x202e; &lt;</p>",
+        "[a][b]\n\n[b]: https://x.example 'c'": (
+            '<p><a href="https://x.example" target="_blank" rel="noopener noreferrer">a</a></p>'
+            "<p class=\"raw\">[b]: https://x.example 'c'</p>"
+        ),
         "# one\n\nTwo\n---": "<h3>one</h3><h4>Two</h4>",
         "1. a\n2. b\n   - c\n   - [x] d": (
             "<ol><li>a</li><li>b<ul><li>c</li><li>☑ d</li></ul></li></ol>"

@@ -417,7 +417,11 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         caller = Caller(service)
         done = await caller.send(f"an old flaky one {script(DONE)}")
         await caller.begin(f"a permission {script(writing('w.md'), DONE)}")
-        plan = script({"say": "the plan\n\n" + "a line\n\n" * 60 + "its end"})
+        plan = script(
+            {"say": "at first &#x202e;this\n\n[it]: https://evil.example 'and\u200b that'"},
+            {"tool": "read", "input": {"filePath": "hello.txt"}},
+            {"say": "the plan\n\n" + "a line\n\n" * 60 + "its end"},
+        )
         planned = await caller.begin(f"a plan {plan}", metadata={"opencode": {"plan": True}})
         refused = await caller.begin(f"a sign-in {script({'error': 401})}")
         page = await look(f"{service.url}/console#/task/{refused.id}")
@@ -447,8 +451,13 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         await expect(page.get_by_text("No task has these words in its title.")).to_be_visible()
         await page.get_by_label("Search the tasks").fill("")
 
-        # A plan can be carried out once its end was seen.
-        await page.goto(f"{service.url}/console#/task/{planned.id}")
+        # A plan can be carried out once all of it was seen, also what Markdown does not draw.
+        for place in ("prompts", f"task/{planned.id}"):
+            await page.goto(f"{service.url}/console#/{place}")
+            shown = page.get_by_role("region", name="Carry out this plan?").locator(".subject")
+            await expect(shown).to_contain_text("at first ⟨U+202E⟩this")
+            await expect(shown).to_contain_text("[it]: https://evil.example 'and⟨U+200B⟩ that'")
+            await expect(shown).to_contain_text("its end")
         go = page.get_by_role("button", name="Go", exact=True)
         await expect(go).to_be_disabled()
         await page.get_by_role("button", name="Show the rest").click()

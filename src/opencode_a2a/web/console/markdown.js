@@ -2,6 +2,7 @@
 // would tell other servers that somebody reads.
 import { copyButton, h } from "./dom.js";
 import { Lexer, lexer } from "./marked.js";
+import { visible } from "./odd.js";
 
 const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—", ndash: "–", laquo: "«", raquo: "»", times: "×", rarr: "→", larr: "←" };
 const LONGEST = 100000;
@@ -32,7 +33,7 @@ function lexed(text) {
 
 function block(token) {
   const { type, raw } = token;
-  if (type === "space" || type === "def") return null;
+  if (type === "space") return null;
   if (type === "hr") return h("hr");
   if (type === "code") return codeView(token);
   if (raw.length > LONGEST && type !== "list") return h("p", { class: "raw" }, raw);
@@ -41,7 +42,7 @@ function block(token) {
   if (type === "blockquote") return h("blockquote", {}, token.tokens.map(block));
   if (type === "list") return h(token.ordered ? "ol" : "ul", token.ordered && token.start !== 1 ? { start: token.start } : {}, token.items.map((item) => h("li", {}, item.tokens.map(inItem))));
   if (type === "table") return tableView(token);
-  return h("p", { class: "raw" }, raw.trimEnd());
+  return h("p", { class: "raw" }, raw.trimEnd()); // also what links refer to: nothing is hidden
 }
 
 // The text of a tight list stands in its item without a paragraph.
@@ -68,7 +69,7 @@ function piece(token) {
     case "link": return link(token.href, pieces(token));
     case "image": return link(token.href, [token.text]);
     case "checkbox": return token.checked ? "☑ " : "☐ ";
-    case "text": return token.tokens ? pieces(token) : decoded(token.text);
+    case "text": return token.tokens ? pieces(token) : decoded(token.raw); // the lexer decodes numbers, and would hide what they mean
     case "escape": return token.text;
     default: return token.raw;
   }
@@ -77,7 +78,7 @@ function piece(token) {
 const decoded = (text) => text.replace(/&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(\w{2,8}));/g, (whole, decimal, hex, name) => {
   if (name) return Object.hasOwn(NAMED, name) ? NAMED[name] : whole;
   const point = decimal ? Number(decimal) : parseInt(hex, 16);
-  return point && point < 0x110000 ? String.fromCodePoint(point) : "\ufffd";
+  return point && point < 0x110000 ? visible(String.fromCodePoint(point)) : "\ufffd";
 });
 
 function link(href, label) {

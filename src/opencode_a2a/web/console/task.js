@@ -5,7 +5,7 @@ import { isPicture, picture, said } from "./compose.js";
 import { fileView, long, newFile, patchView } from "./diff.js";
 import { add, button, copyButton, fill, h, perFrame, when } from "./dom.js";
 import { blocks } from "./markdown.js";
-import { marked } from "./odd.js";
+import { marked, visible } from "./odd.js";
 import { gist } from "./subject.js";
 
 export const stateOf = (task) => task.status.state.replace("TASK_STATE_", "").toLowerCase().replace("_", " ");
@@ -21,6 +21,7 @@ const FATES = { accepted: { queue: "Waits for the end of this turn" }, refused: 
 // Running text: only its last block is drawn again, and less often if that takes long.
 class Prose {
   constructor(kind) {
+    this.kind = kind;
     this.text = "";
     this.drawn = [];
     this.body = h("div", { class: "prose" });
@@ -28,7 +29,8 @@ class Prose {
     this.draw = perFrame(() => this.drawNow());
   }
   grow(text) {
-    this.text += text.replace(/\r\n?/g, "\n");
+    text = text.replace(/\r\n?/g, "\n");
+    this.text += this.kind === "plan" ? visible(text) : text;
     if (!this.rest) this.draw();
     else this.timer ??= setTimeout(() => ((this.timer = undefined), this.draw()), this.rest);
   }
@@ -73,7 +75,7 @@ export class Tool {
     this.shown = this.data;
     const { tool, input = {}, output, error, metadata = {} } = this.data;
     const diff = metadata.diff ?? metadata.filediff?.patch;
-    const shown = EDITS.includes(tool) && diff ? patchView(diff)
+    const shown = EDITS.includes(tool) && diff ? patchView(diff, typeof input.filePath === "string" ? input.filePath : undefined)
       : tool === "write" && typeof input.content === "string" && typeof input.filePath === "string" ? newFile(input.filePath, input.content)
       : [tool === "bash" && typeof input.command === "string" ? long(`$ ${input.command}`.split("\n")) : Object.keys(input).length ? long(JSON.stringify(input, null, 2).split("\n")) : null,
         output && long(output.split("\n"))];
@@ -103,10 +105,10 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
   const put = (node) => log.append(node);
   const ask = (asked) => {
     open = undefined;
-    // A plan is read and approved in its card.
-    const plan = asked.type === "plan" ? prose.findLast((one) => one.kind === "plan") : undefined;
-    prose = prose.filter((one) => one !== plan);
-    const card = askCard(asked, { answered, taskId: id, plan: plan?.text.node });
+    // A plan is read and approved in its card, with all that was said of it between tool calls.
+    const plan = asked.type === "plan" ? prose.filter((one) => one.kind === "plan") : [];
+    prose = prose.filter((one) => !plan.includes(one));
+    const card = askCard(asked, { answered, taskId: id, plan: plan.map((one) => one.text.node) });
     cards.set(asked.request_id, card);
     put(card);
     shown(card);

@@ -86,7 +86,7 @@ export async function prompts({ again }) {
   })));
   const items = [...asked, ...plans].sort((a, b) => (a.expires_at ?? "~") < (b.expires_at ?? "~") ? -1 : 1);
   const cards = items.map((one) => askCard(one, { answered: again, taskId: one.task_id, elsewhere: true, task: one.task_id && link(named.get(one.task_id), one.task_id),
-    plan: texts.has(one.task_id) && h("div", { class: "prose" }, markdown(texts.get(one.task_id))) }));
+    plan: texts.has(one.task_id) && h("div", { class: "prose" }, markdown(visible(texts.get(one.task_id)))) }));
   const all = [...cards, ...unsigned.map((task) => signInCard(task, link(task, task.id), again))];
   return page("What waits for you", all.length ? all : empty("Nothing waits for you."));
 }
