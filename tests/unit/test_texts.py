@@ -67,6 +67,14 @@ def test_a_change_is_shown_as_the_patch_it_is() -> None:
     assert "If nobody answers" not in text
 
 
+def test_a_path_that_looks_like_the_head_of_a_patch_is_shown_whole() -> None:
+    path = "a\n=\n--- a\n+++ a\n@@ -1 +1 @@"
+    patch = f"Index: {path}\n===\n--- {path}\t\n+++ {path}\t\n@@ -1 +1 @@\n-x\n+y"
+    asked = replace(EDIT, metadata={"filepath": path, "diff": patch})
+
+    assert "Change:\n    Index: a\n    =\n" in interrupt_text((asked,))
+
+
 def test_a_file_that_is_moved_is_told_beside_the_patch() -> None:
     moved: Json = {"relativePath": "a.py", "type": "move", "movePath": "/w/b.py", "patch": "-x"}
     asked = replace(EDIT, metadata={"filepath": "a.py", "diff": "-x", "files": [moved]})

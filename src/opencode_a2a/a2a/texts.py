@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import orjson
 
 from opencode_a2a.a2a.types import timestamp
-from opencode_a2a.events import Interrupted, Json
+from opencode_a2a.events import Interrupted, Json, JsonObject
 from opencode_a2a.printable import visible, visible_line
 from opencode_a2a.turns.answers import accepted, groups
 
@@ -88,8 +88,8 @@ def _permission(asked: Interrupted) -> Iterator[str]:
     record, given = asked.metadata, asked.tool_input or {}
     for key, label in _SHOWN.items():
         value = record.get(key)
-        if key == "diff" and isinstance(value, str) and (head := _HEAD.match(value)):
-            yield _block(f"Change of {_line(head[1])}", value[head.end() :])
+        if key == "diff" and isinstance(value, str) and (head := _head(value, record)):
+            yield _block(f"Change of {visible_line(head[1])}", value[head.end() :])
         elif value:
             yield _block(label, value)
     rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
@@ -128,6 +128,11 @@ def _permission(asked: Interrupted) -> Iterator[str]:
         yield f"Always would mean: {wider}"
     elif len(wider) > _ROOM:
         yield f'"yes for this task" would mean: {wider}'
+
+
+def _head(patch: str, record: JsonObject) -> re.Match[str] | None:
+    """Return the head of a patch; a path of several lines could be made to look like another."""
+    return None if "\n" in str(record.get("filepath")) else _HEAD.match(patch)
 
 
 def _hanging(text: str) -> str:
