@@ -53,7 +53,9 @@ TOML file: the one that `--config` or `{CONFIG_VARIABLE}` names, else your own,
 variables, and variables override the file. No `.env` file is read, and nothing is read from a
 workspace. The commands that call an agent read `[client]` and `a2a.state_dir` alone. An empty
 variable counts as not set. Write lists with commas or as JSON arrays, and lists of objects as JSON.
-Secrets cannot be passed as flags. A misspelt `A2A_` variable is an error if its words are in
+Secrets cannot be passed as flags; the name of the variable with `_FILE` behind it
+(`A2A_BEARER_TOKEN_FILE`) names a file that holds one, and so it does for the URLs of the database.
+A misspelt `A2A_` variable is an error if its words are in
 another order or up to a quarter of its letters are wrong. An `A2A_` variable that resembles no
 setting causes a warning, and so does an `OPENCODE_` variable that looks misspelt; OpenCode's own
 variables are left alone. `opencode-a2a settings` prints what is set, with `--all` all settings in

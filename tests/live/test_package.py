@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from email import message_from_string
 from pathlib import Path
 
@@ -132,6 +132,31 @@ def lowest(wheel: Path, user: Mapping[str, str], place: Path) -> list[str]:
     return [f"{place}/bin/opencode-a2a"]
 
 
+async def answered(
+    user: Mapping[str, str], place: Path, serve: Sequence[str], program: Sequence[str]
+) -> None:
+    """Start the service as this user, until it has answered a message, and stop it."""
+    serving = await asyncio.create_subprocess_exec(
+        *serve, env=user, cwd=place, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert serving.stdout is not None
+    printed: list[str] = []
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while '"started"' not in "".join(printed):
+                line = (await serving.stdout.readline()).decode()
+                assert line, "".join(printed)
+                printed.append(line)
+            answer = await asyncio.to_thread(run, *program, "call", "hello", variables=user)
+    finally:
+        serving.terminate()
+        rest, _ = await serving.communicate()
+
+    assert "demo model" in answer.lower()
+    assert '"stopped"' in rest.decode()
+
+
 @pytest.mark.parametrize("command_of", [tried, lowest])
 async def test_the_wheel_answers_in_an_empty_home(
     wheel: Path, user: dict[str, str], opencode_command: str, tmp_path: Path,
@@ -142,33 +167,30 @@ async def test_the_wheel_answers_in_an_empty_home(
     assert f"npm install -g opencode-ai@{QUALIFIED}" in missing
     assert "Traceback" not in missing
 
-    port = free_port()
-    variables = {
-        **os.environ,
-        **user,
-        "OPENCODE_COMMAND": opencode_command,
-        "OPENCODE_STARTUP_TIMEOUT": "120",
-    }
-    serving = await asyncio.create_subprocess_exec(
-        *command, "serve", "--demo", "--port", str(port), env=variables, cwd=tmp_path,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    assert serving.stdout is not None
-    printed: list[str] = []
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while "started" not in "".join(printed):
-                line = (await serving.stdout.readline()).decode()
-                assert line, "".join(printed)
-                printed.append(line)
-            answer = await asyncio.to_thread(run, *command, "call", "hello", variables=user)
-    finally:
-        serving.terminate()
-        await serving.communicate()
+    there = {"OPENCODE_COMMAND": opencode_command, "OPENCODE_STARTUP_TIMEOUT": "120"}
+    serve = [*command, "serve", "--demo", "--port", str(free_port())]
+    await answered({**os.environ, **user, **there}, tmp_path, serve, command)
 
-    assert "demo model" in answer.lower()
-    assert serving.returncode == 0
+
+async def test_a_clone_answers_where_there_is_only_python_node_and_git(
+    user: dict[str, str], tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone))
+    # All that is on the machine, without what is installed in this repository.
+    path = os.pathsep.join(
+        one for one in os.environ["PATH"].split(os.pathsep) if not one.startswith(str(ROOT))
+    )
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    variables = {"npm_config_cache": f"{Path.home()}/.npm", **outer, **user, "PATH": path}
+    variables["OPENCODE_STARTUP_TIMEOUT"] = "120"
+    flags = f"ARGS=--demo --port {free_port()}"
+
+    program = [f"{clone}/.venv/bin/opencode-a2a"]
+    await answered(variables, clone, ["make", "serve", flags], program)
+
+    left = run("git", "-C", str(clone), "status", "--short")
+    assert left == ""
 
 
 def test_the_wheel_is_kept_by_pipx_with_its_manual_page(

@@ -25,6 +25,7 @@ from opencode_a2a.config import (
     show,
 )
 from opencode_a2a.config.groups import Group
+from opencode_a2a.opencode.upstream import withheld
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
 
@@ -53,6 +54,37 @@ def test_the_documented_defaults_hold() -> None:
     assert settings.tasks.task_store_database_url is None
     assert settings.a2a.state_dir == Path("/home/someone/.local/state/opencode-a2a")
     assert (settings.sources, settings.warnings) == ({}, ())
+
+
+def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    file, workspace = tmp_path / "token", tmp_path / "work"
+    workspace.mkdir()
+    file.write_text("sesame-0123456789-0123456789\n")
+    named = {"A2A_BEARER_TOKEN_FILE": str(file), "OPENCODE_WORKSPACE_ROOT": str(workspace)}
+    inside = workspace / "token"
+    inside.write_text("sesame")
+
+    settings = load({}, named)
+
+    token = settings.auth.bearer_token
+    assert token
+    assert token.get_secret_value() == "sesame-0123456789-0123456789"
+    assert settings.sources["auth.bearer_token"] == "A2A_BEARER_TOKEN_FILE"  # noqa: S105 - a name
+    assert settings.warnings == ()
+    for wrong, text in {
+        "/nowhere": "cannot read /nowhere: No such file or directory",
+        "/dev/null": "/dev/null is empty",
+        str(inside): f"{inside} is in the workspace {workspace}, where the agent can read and "
+        "change it; move it elsewhere",
+    }.items():
+        found = problems({**named, "A2A_BEARER_TOKEN_FILE": wrong})
+        assert found == [f"A2A_BEARER_TOKEN_FILE: {text}"]
+    assert problems({**named, "A2A_BEARER_TOKEN": "x" * 32}) == [
+        "A2A_BEARER_TOKEN_FILE: set either this or A2A_BEARER_TOKEN"
+    ]
+    called = load_for_calls({"HOME": str(tmp_path), "A2A_CLIENT_BEARER_TOKEN_FILE": str(file)})
+    assert called.client.bearer_token
+    assert withheld(settings) >= {"OPENCODE_AUTH_PASSWORD_FILE", "A2A_TASK_STORE_DATABASE_URL_FILE"}
 
 
 def test_a_variable_counts_in_lower_case_too_and_capitals_win() -> None:

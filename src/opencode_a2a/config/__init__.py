@@ -32,6 +32,7 @@ from opencode_a2a.config.load import (
 from opencode_a2a.config.schema import settings_schema as settings_schema
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE as CONFIG_VARIABLE,
+    FILE_VARIABLES as FILE_VARIABLES,
     GROUPS as GROUPS,
     ISSUED_PRINCIPAL as ISSUED_PRINCIPAL,
     SETTINGS as SETTINGS,

@@ -17,9 +17,11 @@ from pydantic import SecretStr, ValidationError
 from opencode_a2a.config.groups import Group, Problem
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
+    FILE_VARIABLES,
     GROUPS,
     SETTINGS,
     VARIABLES,
+    Setting,
     Settings,
     SettingsError,
     conflicts,
@@ -61,6 +63,7 @@ class _Loading:
         self.sources: dict[str, str] = {}
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
+        self.secret_files: dict[str, Path] = {}
 
     def take(self, key: str, value: object, source: str) -> None:
         self.values[key], self.sources[key] = value, source
@@ -107,8 +110,27 @@ class _Loading:
             spelled = name.upper() if name.islower() else name
             if setting := VARIABLES.get(spelled):
                 self.take(setting.key, value, name)
+            elif setting := FILE_VARIABLES.get(spelled):
+                self.read_secret(setting, Path(value), name)
             elif spelled in _RETIRED or spelled.startswith("A2A_OAUTH_"):
                 self.warnings.append(f"{name}: {_RETIRED.get(spelled, 'has no effect')}")
+
+    def read_secret(self, setting: Setting, path: Path, name: str) -> None:
+        """Take a secret from the file that a variable names."""
+        self.secret_files[name] = path
+        try:
+            text = path.read_text().strip()
+        except OSError as error:
+            self.report(name, f"cannot read {path}: {error.strerror}")
+        except UnicodeDecodeError:
+            self.report(name, f"{path} is not text")
+        else:
+            if not text:
+                self.report(name, f"{path} is empty")
+            elif self.environ.get(setting.variable):
+                self.report(name, f"set either this or {setting.variable}")
+            else:
+                self.take(setting.key, text, name)
 
     def report_strangers(self, named: Iterable[str | None]) -> None:
         """Report misspelt settings, and warn about variables that may be meant for this service.
@@ -117,7 +139,7 @@ class _Loading:
         versions. With that prefix, a name that looks misspelt is only a warning, and other names
         are ignored. ``named`` are the variables that settings refer to.
         """
-        known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *named}
+        known = {*VARIABLES, *FILE_VARIABLES, *_RETIRED, CONFIG_VARIABLE, *named}
         for name in sorted(self.environ.keys() - known):
             if not name.startswith(("A2A_", "OPENCODE_")) or name.startswith("A2A_OAUTH_"):
                 continue
@@ -194,6 +216,9 @@ class _Loading:
         workspace = settings.guarded_workspace if served else None
         if file and workspace and within(file, workspace):
             self.report(CONFIG_VARIABLE, f"{exposed(file, workspace)}; move it elsewhere")
+        for name, path in self.secret_files.items():
+            if workspace and within(path, workspace):
+                self.report(name, f"{exposed(path, workspace)}; move it elsewhere")
         wrong = {problem.name.partition(" ")[0] for problem in self.problems}
         for conflict in conflicts(settings, served=served):
             if not any(name in str(conflict) for name in wrong):

@@ -318,6 +318,12 @@ SETTINGS: Mapping[str, Setting] = {
 """Every setting by its key."""
 VARIABLES: Mapping[str, Setting] = {setting.variable: setting for setting in SETTINGS.values()}
 """Every setting by the name of its variable."""
+FILE_VARIABLES: Mapping[str, Setting] = {
+    f"{setting.variable}_FILE": setting
+    for setting in SETTINGS.values()
+    if setting.secret or setting.field in ("task_store_database_url", "task_store_listen_url")
+}
+"""Variables that name a file with a secret, by which most supervisors hand secrets over."""
 CONFIG_VARIABLE = "A2A_CONFIG"
 
 

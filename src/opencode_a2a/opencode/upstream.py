@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from opencode_a2a.config import VARIABLES, Settings, StateError, misplaced
+from opencode_a2a.config import FILE_VARIABLES, VARIABLES, Settings, StateError, misplaced
 from opencode_a2a.databases import database_file, is_shared, kind_of
 from opencode_a2a.errors import ServiceError, UpstreamError
 from opencode_a2a.events import JsonObject
@@ -142,7 +142,8 @@ def withheld(settings: Settings) -> set[str]:
     """
     named = [peer.credential for peer in settings.a2a.peers]
     named += [entry.password_variable for entry in settings.opencode.upstreams]
-    names = {*VARIABLES, *map(str.lower, VARIABLES), *filter(None, named), TELEMETRY}
+    ours = (*VARIABLES, *FILE_VARIABLES)
+    names = {*ours, *map(str.lower, ours), *filter(None, named), TELEMETRY}
     # PostgreSQL's driver takes the password from this variable if the URL has none.
     return names | kind_of(settings.database_url).secret_variables
 
