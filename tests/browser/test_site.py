@@ -68,3 +68,8 @@ async def test_the_site_shows_the_files_to_deploy_as_they_are(site: str, look: L
     await page.wait_for_url(f"{site}{VERSION}/files/#compose-yaml")
     blocks = await page.locator("pre > code").all_text_contents()
     assert (ROOT / "deploy" / "compose.yaml").read_text().strip() in [one.strip() for one in blocks]
+    listed = re.findall(
+        rf"\(https://\S+?/({re.escape(VERSION)}/\S+)\)", (SITE / "llms.txt").read_text()
+    )
+    assert len(listed) > 20
+    assert [path for path in listed if not (SITE / path).is_file()] == []

@@ -210,10 +210,21 @@ def test_the_wheel_is_kept_by_pipx_with_its_manual_page(
     assert (tmp_path / "man" / "man1" / "opencode-a2a.1").exists()
 
 
-def test_the_newest_commit_is_tried_from_the_repository(user: dict[str, str]) -> None:
-    source = f"git+{ROOT.as_uri()}"
-    told = run(uv(), "tool", "run", "--quiet", "--python", sys.executable, "--from", source,
-               "opencode-a2a", "version", variables=user)  # fmt: skip
+def test_the_newest_commit_is_tried_from_the_repository(
+    user: dict[str, str], tmp_path: Path
+) -> None:
+    place = tmp_path / "repository"
+    place.mkdir()
+    # Made anew: from a checkout without its history nothing can be fetched.
+    run("git", "-C", str(ROOT), "archive", f"--output={tmp_path}/files.tar", "HEAD")
+    run("tar", "-xf", f"{tmp_path}/files.tar", "-C", str(place))
+    git = ("git", "-C", str(place), "-c", "user.name=x", "-c", "user.email=x@example.org")
+    for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "-m", "x")):
+        run(*git, *command)
+
+    source = ("--from", f"git+{place.as_uri()}", "opencode-a2a")
+    told = run(uv(), "tool", "run", "--quiet", "--python", sys.executable, *source, "version",
+               variables=user)  # fmt: skip
 
     assert told.split() == [__version__]
 
