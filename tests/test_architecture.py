@@ -10,7 +10,19 @@ import pytest
 
 PACKAGE = "opencode_a2a"
 SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
-OUTER = ["cli", "app", "web", "server", "extensions", "push", "peers", "a2a", "tasks", "turns"]
+OUTER = [
+    "cli",
+    "app",
+    "notices",
+    "web",
+    "server",
+    "extensions",
+    "push",
+    "peers",
+    "a2a",
+    "tasks",
+    "turns",
+]
 LAYERS = [*OUTER, "opencode", "store"]
 """From the outside in; below them are the root modules, which every layer may use."""
 NO_UPSTREAM = {"web", "server", "a2a", "tasks"}

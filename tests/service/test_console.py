@@ -53,7 +53,7 @@ async def test_a_browser_is_led_to_the_console_and_nobody_else(
 
 
 async def test_every_file_of_the_console_keeps_the_browser_strict(service: Running) -> None:
-    for path, (content, *_) in browser.files().items():
+    for path, (content, *_) in browser.static_files().items():
         answer = await service.http.get(path, headers={"Authorization": ""})
         again = await service.http.get(path, headers={"If-None-Match": answer.headers["etag"]})
 
@@ -71,7 +71,7 @@ async def test_a_browser_is_sent_less_than_60_kb_for_the_whole_console(service: 
     """The budget is what goes over the wire: compressed, as every browser asks for it."""
     headers = {"Authorization": "", "Accept-Encoding": "gzip, deflate, br"}
     sent = 0
-    for path in browser.files():
+    for path in browser.static_files():
         async with service.http.stream("GET", path, headers=headers) as answer:
             sent += len(b"".join([piece async for piece in answer.aiter_raw()]))
 
@@ -79,7 +79,7 @@ async def test_a_browser_is_sent_less_than_60_kb_for_the_whole_console(service: 
 
 
 async def test_the_console_makes_no_markup_of_text() -> None:
-    contents = {path: content for path, (content, *_) in browser.files().items()}
+    contents = {path: content for path, (content, *_) in browser.static_files().items()}
 
     for path, content in contents.items():
         for word in (

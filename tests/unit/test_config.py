@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import orjson
@@ -675,6 +676,7 @@ def test_what_holds_a_secret_is_known() -> None:
     assert {s.variable for s in SETTINGS.values() if s.secret} == {
         "A2A_BEARER_TOKEN",
         "A2A_STATIC_AUTH_CREDENTIALS",
+        "A2A_NOTIFY",
         "A2A_PEERS",
         "OPENCODE_AUTH_PASSWORD",
         "OPENCODE_UPSTREAMS",
@@ -1043,3 +1045,87 @@ def test_a_variable_of_two_settings_is_refused() -> None:
 
 def test_zero_is_no_limit_for_a_turn_too() -> None:
     assert load({}, {"OPENCODE_TIMEOUT_STREAM": "0"}).opencode.timeout_stream == 0
+
+
+NTFY = {"kind": "ntfy", "url": "https://ntfy.example.org/topic", "token": "tk_secret"}
+REACHED = {"A2A_PUBLIC_URL": "https://agent.example.org"}
+
+
+def notifying(*entries: object, **more: str) -> dict[str, str]:
+    return {"A2A_NOTIFY": json.dumps(entries), **REACHED, **more}
+
+
+def test_a_message_needs_the_address_for_its_link_and_somebody_it_is_for() -> None:
+    two = json.dumps(
+        [
+            {"scheme": "bearer", "principal": name, "token": f"a-long-token-for-{name}"}
+            for name in ("ann", "bob")
+        ]
+    )
+    without = {"A2A_NOTIFY": json.dumps([NTFY])}
+    shared = notifying(NTFY, A2A_STATIC_AUTH_CREDENTIALS=two)
+
+    assert problems(without)[0].startswith("A2A_PUBLIC_URL: is needed for the links of A2A_NOTIFY")
+    assert "name those it is for in `principals`" in problems(shared)[0]
+    for principals in (["*"], ["ann"]):
+        named = notifying({**NTFY, "principals": principals}, A2A_STATIC_AUTH_CREDENTIALS=two)
+        (entry,) = load({}, named).notices.notify
+        assert entry.concerns("ann")
+        assert entry.concerns("bob") == (principals == ["*"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        (notifying({"kind": "pager"}), "A2A_NOTIFY: entry 1"),
+        (notifying({"kind": "slack", "url": "hunter2"}), "A2A_NOTIFY: entry 1, slack, url"),
+        (notifying({**NTFY, "url": "http://ntfy.sh/t"}), "A2A_NOTIFY: entry 1, ntfy, url"),
+        (notifying({**NTFY, "url": "https://ntfy.sh/"}), "A2A_NOTIFY: entry 1, ntfy, url"),
+        (notifying({"kind": "telegram", "token": "hunter2", "chat": 1}), "token: should be"),
+        (notifying(NTFY, NTFY), "A2A_NOTIFY: has the same name twice, ntfy"),
+        (notifying(NTFY, A2A_NOTIFY_QUIET="22-7"), "A2A_NOTIFY_QUIET: should be two times"),
+        (notifying(NTFY, A2A_NOTIFY_QUIET="22:00-07:00 Mars/X"), "is not a time zone"),
+        ({"A2A_NOTIFY_QUIET": "22:00-07:00"}, "A2A_NOTIFY_QUIET: has no effect"),
+        (
+            notifying(
+                {
+                    "kind": "email",
+                    "server": "mail.example.org",
+                    "security": "none",
+                    "username": "me",
+                    "password": "hunter2",
+                    "sender": "me@example.org",
+                    "to": "me@example.org",
+                }
+            ),
+            "would send the password in the clear",
+        ),
+    ],
+)
+def test_wrong_targets_are_named_without_their_secrets(
+    environ: dict[str, str], problem: str
+) -> None:
+    found = problems(environ)
+
+    assert problem in found[0]
+    assert "hunter2" not in str(found)
+
+
+def test_secrets_of_targets_are_masked_and_quiet_hours_are_written_as_given() -> None:
+    settings = load({}, notifying(NTFY, A2A_NOTIFY_QUIET="22:00-07:00 Europe/Berlin"))
+
+    assert "tk_secret" not in show(settings.notices.notify)
+    assert SETTINGS["notices.notify"].secret
+    assert show(settings.notices.notify_quiet) == "22:00-07:00 Europe/Berlin"
+
+
+@pytest.mark.parametrize(
+    ("clock", "hours"),
+    [("21:59", 0), ("22:00", 9), ("23:30", 7.5), ("06:59", 1 / 60), ("07:00", 0), ("12:00", 0)],
+)
+def test_quiet_hours_may_span_midnight(clock: str, hours: float) -> None:
+    settings = load({}, notifying(NTFY, A2A_NOTIFY_QUIET="22:00-07:00 Europe/Berlin"))
+    at = datetime.fromisoformat(f"2026-07-01T{clock}:00+02:00").timestamp()
+
+    assert settings.notices.notify_quiet is not None
+    assert settings.notices.notify_quiet.left(at) == pytest.approx(hours * 3600)

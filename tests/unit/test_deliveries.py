@@ -473,3 +473,18 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
     assert named == ("https://agent.test", told.id, log.ref.id)
     assert claims["request_body_sha256"] == hashlib.sha256(told.body).hexdigest()
     assert 0 < claims["exp"] - claims["iat"] <= 300
+
+
+async def test_what_is_held_back_has_not_failed_and_is_sent_later() -> None:
+    async with desk(RetryTimes(first=0.01, longest=0.01, shortest=0.01)) as it:
+        it.sent.outcome = Receipt("quiet", hold=3600)
+        log = await it.task()
+        await log.append([DONE])
+        await it.sent.until(3)
+        (held,) = await it.webhooks.of_task(log)
+        it.sent.outcome = Receipt("ok", ok=True)
+
+        done = await it.row(log, "done")
+
+        assert (held.failing_since, held.attempts) == (None, 0)
+        assert done.acked == log.state.seq

@@ -16,7 +16,7 @@ from opencode_a2a.events import Interrupted, Json, JsonObject
 from opencode_a2a.printable import visible, visible_line
 from opencode_a2a.turns.answers import accepted, groups
 
-_TITLES = {
+TITLES = {
     "bash": "run a command",
     "edit": "change a file",
     "write": "write a file",
@@ -26,6 +26,7 @@ _TITLES = {
     "task": "start a sub-agent",
     "doom_loop": "repeat the same tool call once more",
 }
+"""What OpenCode's own permissions are for."""
 _SHOWN = {"command": "Command", "url": "URL", "diff": "Change"}
 _HEAD = re.compile(r"Index: (.+)\n=+\n--- \1\t?\n\+\+\+ \1\t?\n(?=@@ )")
 """The head of a patch as OpenCode makes it, which names the file three times."""
@@ -61,7 +62,7 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
     if asked.type == "permission":
         use = visible_line(asked.permission or asked.tool or "something")
         repeated = f", {times} times" if times > 1 else ""
-        action = _TITLES.get(use, f"use {use}")
+        action = TITLES.get(use, f"use {use}")
         lines = [f"{name}OpenCode asks for permission to {action} ({use}){repeated}."]
         lines += _permission(asked)
     elif asked.type == "plan":

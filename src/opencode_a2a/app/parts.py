@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -38,6 +39,9 @@ from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import SharedTurns
 
+if TYPE_CHECKING:
+    from opencode_a2a.notices.service import Notices
+
 logger = structlog.get_logger(__name__)
 
 FEED_SILENCE_SECONDS = 35.0
@@ -57,6 +61,7 @@ class Parts:
     tasks: TaskService
     ownership: Ownership
     new_message_id: MessageIds
+    notices: "Notices | None" = None
 
     async def store_and_hand_over(self, grace: float) -> None:
         """Store what is not stored yet, and hand the tasks over to other replicas.
@@ -113,11 +118,21 @@ async def start_parts(
     stack.push_async_callback(sender.aclose)
     writer, webhooks = LogWriter(database), Webhooks(database, settings.push)
     tasks = TaskService(database, writer, fleet, settings.limits, webhooks)
-    deliveries = Deliveries(database, writer, tasks.open, settings.push, sender)
+    notices: Notices | None = None
+    if settings.notices.notify:
+        from opencode_a2a.notices.service import start_notices  # not for most services
+
+        notices = await start_notices(settings, database)
+        stack.push_async_callback(notices.sender.aclose)
+        webhooks.notices_for = notices.sender.names_for
+    told = notices and notices.sender
+    deliveries = Deliveries(database, writer, tasks.open, settings.push, sender, told)
     await run(writer.run(), "writer")
     await run(tasks.remote_logs.run(), "remote logs")
     ownership = Ownership(database, writer, fleet, tasks.open, beside, new_message_id.made)
-    parts = Parts(database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id)
+    parts = Parts(
+        database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id, notices
+    )
     # To be read from below: first errands are stopped, then the tasks are stored and handed over to
     # other replicas, and at last the OpenCodes are given up.
     stack.push_async_callback(ownership.close)

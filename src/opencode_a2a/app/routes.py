@@ -22,20 +22,27 @@ from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import SigningKeys
 
 
-def protocol_routes(
-    settings: Settings, parts: Parts, streams: Streams, keys: SigningKeys | None
-) -> list[BaseRoute]:
-    """Return the routes; calls that other replicas may forward are declared here too."""
-    fetch = Fetcher(settings.a2a, Egress(lookups=parts.sender.lookups))
+def method_dispatcher(settings: Settings, parts: Parts) -> Dispatcher:
+    """Return the methods beyond A2A, and declare the calls that other replicas may forward."""
     deps = Deps(
         fleet=parts.fleet,
         workspace=parts.workspace,
         tasks=parts.tasks,
         webhooks=parts.webhooks,
         defaults=settings.opencode,
-        fetch=fetch,
+        fetch=Fetcher(settings.a2a, Egress(lookups=parts.sender.lookups)),
     )
-    methods = Dispatcher(EXTENSIONS, deps, settings)
+    return Dispatcher(EXTENSIONS, deps, settings)
+
+
+def protocol_routes(
+    settings: Settings,
+    parts: Parts,
+    streams: Streams,
+    keys: SigningKeys | None,
+    methods: Dispatcher,
+) -> list[BaseRoute]:
+    """Return the routes of A2A and of the methods beyond it."""
 
     async def agents() -> list[OpenCodeSkill]:
         at = Location.of(settings.workspace)
@@ -48,7 +55,7 @@ def protocol_routes(
 
     cards = Cards(settings, now_ms(), agents, keys)
     operations = Operations(
-        parts.tasks, cards, fetch, parts.webhooks, parts.sender, parts.new_message_id
+        parts.tasks, cards, methods.deps.fetch, parts.webhooks, parts.sender, parts.new_message_id
     )
     options = BindingOptions(
         Version(settings.a2a.protocol_version),

@@ -17,9 +17,9 @@ import structlog
 from starlette.routing import Router
 
 from opencode_a2a import metrics
-from opencode_a2a.app.parts import OfferTools, start_parts
+from opencode_a2a.app.parts import OfferTools, Parts, start_parts
 from opencode_a2a.app.report import ServiceReport
-from opencode_a2a.app.routes import protocol_routes
+from opencode_a2a.app.routes import method_dispatcher, protocol_routes
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.types import McpServer
@@ -52,6 +52,7 @@ class Service:
         self.keys = signing_keys(settings.signing)
         """The keys that sign cards and webhooks; None without a signing key."""
         self.fleet: Fleet | None = None
+        self.parts: Parts | None = None
         self.failed = False
         """Whether a part has failed without which the service cannot go on."""
         self.tool: PeerTool | None = None
@@ -113,8 +114,9 @@ class Service:
             # everything that forwards calls has declared them, as the routes do.
             key = self.keys.current if self.keys else None
             parts = await start_parts(stack, settings, self.beside, self.streams, key, offer_tools)
-            self.fleet, database = parts.fleet, parts.database
-            protocol = protocol_routes(settings, parts, self.streams, self.keys)
+            self.parts, self.fleet, database = parts, parts.fleet, parts.database
+            methods = method_dispatcher(settings, parts)
+            protocol = protocol_routes(settings, parts, self.streams, self.keys, methods)
             await run(parts.tasks.mailbox.run(), "mailbox")
 
             # What the service says about itself.
@@ -142,9 +144,21 @@ class Service:
                 await run(sign_ins.run(), "sign-ins")
             if several and settings.limits.rate_limit_enabled:
                 await run(requests.run(database), "rates")
-            router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
+            routes = [*protocol, *about, *sign_ins.routes()]
             verify = issuer.verify if issuer else None
-            self.entrance.app = edge(router, settings, credentials, sign_ins, requests, verify)
+            notices = parts.notices
+            if notices is not None:
+                routes += notices.routes(parts.tasks, methods, parts.new_message_id, credentials)
+            self.entrance.app = edge(
+                Router(routes, redirect_slashes=False),
+                settings,
+                credentials,
+                sign_ins,
+                requests,
+                verify,
+                notices.files if notices else {},
+                notices.anonymous if notices else (),
+            )
             yield
 
     @asynccontextmanager

@@ -29,6 +29,7 @@ COMMANDS = {
     "init": ("setup", "Ask a few questions and write the settings file."),
     "migrate": ("setup", "Import the tasks of an earlier version."),
     "doctor": ("doctor", "Check what the service needs, and name remedies."),
+    "notify": ("notices", "Send a test message to where people are told of tasks."),
     "card": ("show", "Print the agent card for the current settings."),
     "methods": ("show", "List the methods beyond A2A, and which are enabled."),
     "settings": ("show", "Print the settings in effect and where they come from."),

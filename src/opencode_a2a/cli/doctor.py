@@ -27,6 +27,7 @@ from opencode_a2a.config import (
     Settings,
     SettingsError,
     import_hint,
+    is_loopback,
     provider_configured,
 )
 from opencode_a2a.databases import database_file, is_shared
@@ -121,6 +122,8 @@ def examine(
     yield check_permissions(settings)
     yield from check_rules(settings)
     yield check_search(settings)
+    if settings.notices.notify:
+        yield check_notices(settings)
     yield from check_state(settings)
     if is_shared(settings.database_url):
         yield from check_shared_database(settings)
@@ -135,6 +138,23 @@ def examine(
         yield check_service(url)
     if settings.local_url not in services:
         yield check_port(settings)
+
+
+def check_notices(settings: Settings) -> Finding:
+    """Say where people are told of tasks, and whether a link can be opened there safely."""
+    notices, quiet = settings.notices, settings.notices.notify_quiet
+    found = ", ".join(entry.name for entry in notices.notify)
+    if quiet is not None:
+        zone = "" if quiet.zone else f" {datetime.now().astimezone():%Z} (this machine's clock)"
+        found += f"; quiet {quiet}{zone}"
+    url = settings.public_url
+    if url.startswith("http://") and not is_loopback(url):
+        remedy = "Links can be read on the way: use an https:// URL for A2A_PUBLIC_URL"
+        return Finding("notifications", found, remedy, advice=True)
+    if is_loopback(url):
+        remedy = f"A phone cannot reach {url}: set A2A_PUBLIC_URL to an address that it can"
+        return Finding("notifications", found, remedy, advice=True)
+    return Finding("notifications", f"{found}; try `opencode-a2a notify --test`")
 
 
 def check_python() -> Finding:

@@ -33,6 +33,7 @@ from opencode_a2a.config.values import (
     Level,
     LocalPath,
     MoneyOrZero,
+    NoticeEntries,
     PathAliases,
     PathPrefix,
     Paths,
@@ -42,6 +43,7 @@ from opencode_a2a.config.values import (
     ProfileScopes,
     ProtocolVersion,
     ProtocolVersions,
+    Quiet,
     ReplicaName,
     Scopes,
     Seconds,
@@ -559,6 +561,28 @@ class PushSettings(Group, prefix="A2A_PUSH_"):
     )
     max_per_task: Count = setting(10, "Maximum webhooks of one task.")
     max_per_principal: Count = setting(1000, "Maximum active webhooks of one caller.")
+
+
+class NoticeSettings(Group, prefix="A2A_"):
+    """Messages to a person when a task waits or ends; see [notifications](notifications.md)."""
+
+    notify: NoticeEntries = setting(
+        (),
+        "Where messages go: a JSON list of objects with `kind` (`ntfy`, `slack`, `telegram`, "
+        "`email` or `webhook`) and what that kind needs; also `name`, `principals` "
+        "(whose tasks) and `about` (`waits`, `ends`). Needs `A2A_PUBLIC_URL` for the links.",
+    )
+    notify_quiet: Quiet | None = setting(
+        None,
+        "Hours in which no message is sent, such as `22:00-07:00 Europe/Berlin`; without a zone "
+        "by this machine's clock. What still waits is told when they are over.",
+    )
+
+    def conflicts(self) -> Iterator[Problem]:
+        for name in _repeated(entry.name for entry in self.notify):
+            yield Problem("A2A_NOTIFY", f"has the same name twice, {name}; give each its own")
+        if self.notify_quiet and not self.notify:
+            yield Problem("A2A_NOTIFY_QUIET", "has no effect without A2A_NOTIFY")
 
 
 class ReplicaSettings(Group, prefix="A2A_REPLICA_"):

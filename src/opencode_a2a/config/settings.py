@@ -28,6 +28,7 @@ from opencode_a2a.config.groups import (
     InterruptSettings,
     LimitSettings,
     LogSettings,
+    NoticeSettings,
     OidcSettings,
     OpenCodeSettings,
     Problem,
@@ -46,6 +47,7 @@ from opencode_a2a.config.values import (
     Ask,
     Binding,
     PathAlias,
+    QuietHours,
     UpstreamEntry,
     is_loopback,
     loopback,
@@ -67,6 +69,7 @@ class Settings(BaseModel):
     opencode: OpenCodeSettings = OpenCodeSettings()
     tasks: TaskSettings = TaskSettings()
     push: PushSettings = PushSettings()
+    notices: NoticeSettings = NoticeSettings()
     replica: ReplicaSettings = ReplicaSettings()
     interrupts: InterruptSettings = InterruptSettings()
     turn: TurnSettings = TurnSettings()
@@ -281,6 +284,8 @@ def show(value: object) -> str:
             return json.dumps(value)
         case tuple():
             return ",".join(show(item) for item in cast("tuple[object, ...]", value))
+        case QuietHours():
+            return str(value)
         case BaseModel():
             return value.model_dump_json(exclude_none=True)
         case str() if is_shared(value):
@@ -380,8 +385,25 @@ def conflicts(settings: Settings, *, served: bool = True) -> Iterator[Problem]:
     if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
         scope = "when the declared scope is workspace_only"
         yield Problem("A2A_SANDBOX_WRITABLE_ROOTS", f"should lie in the workspace {scope}")
+    yield from _notice_conflicts(settings)
     if served and settings.guarded_workspace:
         yield from misplaced(settings, settings.guarded_workspace)
+
+
+def _notice_conflicts(settings: Settings) -> Iterator[Problem]:
+    entries, auth = settings.notices.notify, settings.auth
+    if entries and not settings.a2a.public_url:
+        remedy = "set it to the URL at which a phone reaches the service"
+        yield Problem("A2A_PUBLIC_URL", f"is needed for the links of A2A_NOTIFY; {remedy}")
+    callers = {one.owner for one in auth.static_auth_credentials or () if one.enabled}
+    several = len(callers) + bool(auth.bearer_token) > 1 or settings.oidc.issuer is not None
+    for entry in entries if several else ():
+        if not entry.principals:
+            yield Problem(
+                "A2A_NOTIFY",
+                f"{entry.name}: there are several callers, and whoever gets a message can answer "
+                "for them; name those it is for in `principals`, or write `*` for all",
+            )
 
 
 def _access_conflicts(settings: Settings) -> Iterator[Problem]:

@@ -11,11 +11,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime, time, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import (
     AfterValidator,
@@ -176,6 +178,22 @@ def _basic_auth(value: SecretStr) -> SecretStr:
     return SecretStr(plain)
 
 
+def _secret_url(value: SecretStr) -> SecretStr:
+    """Check a URL that is itself a secret, without quoting it."""
+    url = value.get_secret_value()
+    if urlsplit(_http_url(url)).scheme != "https" and not is_loopback(url):
+        raise ValueError("should be an https:// URL")
+    return value
+
+
+def _is_private(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return loopback(host) or "." not in host  # such as a name in a compose file
+
+
 UNGUESSABLE = 20
 """Characters from which on a secret counts as unguessable."""
 
@@ -223,6 +241,20 @@ SecureUrl = Annotated[
     _must(
         "should be an https:// URL; http:// is for this machine only",
         lambda url: urlsplit(_http_url(url)).scheme == "https" or is_loopback(url),
+    ),
+]
+SecureOrPrivateUrl = Annotated[
+    HttpUrl,
+    _must(
+        "should be an https:// URL; http:// is for this machine and private addresses",
+        lambda url: str(url).startswith("https://") or _is_private(url),
+    ),
+]
+Address = Annotated[
+    str,
+    _must(
+        "should be an e-mail address, such as me@example.org",
+        lambda text: bool(re.fullmatch(r"[!-;=?A-~]+@[A-Za-z0-9.-]+", text)),
     ),
 ]
 IssuerUrl = Annotated[
@@ -376,6 +408,143 @@ class UpstreamEntry(BaseModel):
         return self
 
 
+class NoticeTarget(BaseModel):
+    """What all entries of ``A2A_NOTIFY`` have."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")] = ""
+    """Default: the kind."""
+    principals: Texts = ()
+    """Whose tasks the messages are about; ``*`` is everybody, and so is nothing if there is only
+    one caller."""
+    about: Annotated[
+        tuple[Literal["waits", "ends"], ...], BeforeValidator(_split), Field(min_length=1)
+    ] = ("waits", "ends")
+
+    def concerns(self, principal: str) -> bool:
+        """Whether messages about the tasks of a principal go here."""
+        return not self.principals or principal in self.principals or "*" in self.principals
+
+
+class NtfyTarget(NoticeTarget):
+    kind: Literal["ntfy"]
+    url: Annotated[
+        SecureOrPrivateUrl,
+        _must(
+            "should be the URL of a topic, such as https://ntfy.sh/my-topic",
+            lambda url: bool(re.fullmatch(r"https?://[^/]+/(.+/)?[A-Za-z0-9_-]{1,64}", url)),
+        ),
+    ]
+    token: SentToken | None = None
+
+
+class SlackTarget(NoticeTarget):
+    kind: Literal["slack"]
+    url: Annotated[SecretStr, AfterValidator(_secret_url)]
+    """Of an incoming webhook, and as good as a password."""
+
+
+class TelegramTarget(NoticeTarget):
+    kind: Literal["telegram"]
+    token: Annotated[
+        SecretStr,
+        _must(
+            "should be the token of a bot, such as 123456:ABC-DEF",
+            lambda token: bool(re.fullmatch(r"\d+:[\w-]+", token.get_secret_value())),
+        ),
+    ]
+    chat: Annotated[str, BeforeValidator(str), Field(pattern=r"^(-?\d+|@\w+)$")]
+    api_url: HttpUrl = "https://api.telegram.org"
+
+
+class EmailTarget(NoticeTarget):
+    kind: Literal["email"]
+    server: Host
+    port: Port | None = None
+    """Default: 465 with ``tls``, 587 with ``starttls``, 25 with ``none``."""
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    username: Text | None = None
+    password: Secret | None = None
+    sender: Address
+    to: Annotated[tuple[Address, ...], BeforeValidator(_split), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("should have both username and password, or neither")
+        if self.password is not None and self.security == "none" and not loopback(self.server):
+            raise ValueError("would send the password in the clear; use starttls or tls")
+        return self
+
+
+class WebhookTarget(NoticeTarget):
+    kind: Literal["webhook"]
+    url: SecureOrPrivateUrl
+    token: SentToken | None = None
+
+
+NoticeEntry: TypeAlias = Annotated[
+    NtfyTarget | SlackTarget | TelegramTarget | EmailTarget | WebhookTarget,
+    Field(discriminator="kind"),
+]
+
+
+def _named(entries: tuple[NoticeEntry, ...]) -> tuple[NoticeEntry, ...]:
+    """Name entries without a name after their kind."""
+    return tuple(one if one.name else one.model_copy(update={"name": one.kind}) for one in entries)
+
+
+_CLOCK = r"([01]\d|2[0-3]):([0-5]\d)"
+
+
+class QuietHours(BaseModel):
+    """The hours of the day in which nobody is disturbed, by the clock of a time zone."""
+
+    model_config = STRICT
+
+    begins: time
+    ends: time
+    zone: str | None = None
+    """None: that of this machine."""
+
+    @classmethod
+    def parse(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        found = re.fullmatch(rf"\s*{_CLOCK}\s*-\s*{_CLOCK}(?:\s+(\S+))?\s*", value)
+        if found is None or found.group(1, 2) == found.group(3, 4):
+            raise ValueError(
+                "should be two times of the day and a time zone, such as 22:00-07:00 Europe/Berlin"
+            )
+        if found[5] is not None and found[5] not in available_timezones():
+            raise ValueError(f"{found[5][:64]!r} is not a time zone that this machine knows")
+        begins, ends = (time(int(found[i]), int(found[i + 1])) for i in (1, 3))
+        return {"begins": begins, "ends": ends, "zone": found[5]}
+
+    def __str__(self) -> str:
+        return f"{self.begins:%H:%M}-{self.ends:%H:%M} {self.zone or ''}".rstrip()
+
+    def left(self, at: float) -> float:
+        """Return how many seconds of quiet are left at a time in seconds since the epoch."""
+        now = (
+            datetime.fromtimestamp(at, ZoneInfo(self.zone))
+            if self.zone
+            else (datetime.fromtimestamp(at).astimezone())
+        )
+        clock = now.time()
+        if self.begins < self.ends:
+            quiet = self.begins <= clock < self.ends
+        else:
+            quiet = clock >= self.begins or clock < self.ends
+        if not quiet:
+            return 0.0
+        end = now.replace(hour=self.ends.hour, minute=self.ends.minute, second=0, microsecond=0)
+        if end <= now:
+            end += timedelta(days=1)
+        return end.timestamp() - at
+
+
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """$XDG_STATE_HOME/opencode-a2a"""
     home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
@@ -389,3 +558,5 @@ Credentials = Annotated[
 PermissionRules = Annotated[tuple[AnswerRule, ...], BeforeValidator(_decode)]
 PeerEntries = Annotated[tuple[PeerEntry, ...], BeforeValidator(_decode)]
 UpstreamEntries = Annotated[tuple[UpstreamEntry, ...], BeforeValidator(_decode)]
+NoticeEntries = Annotated[tuple[NoticeEntry, ...], BeforeValidator(_decode), AfterValidator(_named)]
+Quiet = Annotated[QuietHours, BeforeValidator(QuietHours.parse)]

@@ -81,7 +81,7 @@ class Dispatcher:
 
     def __init__(self, extensions: Iterable[Extension], deps: Deps, settings: Settings) -> None:
         declared = [method for extension in extensions for method in extension.methods.values()]
-        self._deps = deps
+        self.deps = deps
         self._methods = {m.name: m for m in declared if m.state(settings) == "enabled"}
         self.names: Iterable[str] = self._methods
         self.disabled: Mapping[str, Off] = {
@@ -155,7 +155,7 @@ class Dispatcher:
 
     async def _run(self, method: Method, request: MethodRequest) -> JsonObject:
         """Check a call, choose its OpenCode, and run the handler, or have others run it."""
-        caller, deps, only = request.caller, self._deps, request.only
+        caller, deps, only = request.caller, self.deps, request.only
         wanted = method.capability
         if wanted is not None and wanted not in caller.capabilities:
             raise AuthorizationForbiddenError(
@@ -192,7 +192,7 @@ class Dispatcher:
         One that is away or refuses is left out, and so is a replica that does not answer soon.
         Raise what an OpenCode of this replica raises if there is no result at all.
         """
-        method, fleet = self._methods[request.method], self._deps.fleet
+        method, fleet = self._methods[request.method], self.deps.fleet
         members = [member for member in fleet.members.values() if member.owned and member.up]
         if not members and not fleet.census.has_others:
             members = [call.member]  # to raise what is wrong with it
@@ -212,7 +212,7 @@ class Dispatcher:
                     return read_result(method.result, result)
             return None
 
-        upstreams = await self._deps.tasks.mailbox.others()
+        upstreams = await self.deps.tasks.mailbox.others()
         replies = await asyncio.gather(*map(ask, upstreams))
         results += [reply for reply in replies if reply is not None]
         if failure is not None and not results:
@@ -227,11 +227,11 @@ class Dispatcher:
         Raise ``missing``, which the OpenCode of the call has raised, if no other has it either.
         """
         handler = self._methods[request.method].handler
-        for member in self._deps.fleet.members.values():
+        for member in self.deps.fleet.members.values():
             if member is not call.member and member.owned and member.up:
                 with suppress(NotHereError):
                     return write(await handler(replace(call, member=member), call.params))
-        for upstream in await self._deps.tasks.mailbox.others():
+        for upstream in await self.deps.tasks.mailbox.others():
             with suppress(type(missing), UpstreamError):
                 return await self._ask_owner(upstream, replace(request, only=upstream))
         raise missing

@@ -10,7 +10,8 @@ The replica that stores a change knows of it first, and usually delivers it. Oth
 clock what was left. Webhooks slow nobody: growing text does not wake the loop, and changes that a
 receiver has not taken stay in the log.
 
-A ``Sender`` decides how a notification looks and how it is sent (``push.sender``).
+A ``Sender`` decides how a notification looks and how it is sent (``push.sender``). Rows that no
+caller has set tell a person, by a sender of their own (``notices``).
 """
 
 import asyncio
@@ -115,6 +116,8 @@ class Receipt:
     """The host could not be reached, so that another notification would fare no better now."""
     retry_after: float | None = None
     """Seconds that the receiver wants us to wait."""
+    hold: float | None = None
+    """Nothing was sent, which is no failure: seconds until it may be."""
 
 
 class Sender(Protocol):
@@ -223,11 +226,15 @@ class Deliveries:
         open_tasks: OpenTasks,
         settings: PushSettings,
         sender: Sender,
+        notices: Sender | None = None,
     ) -> None:
+        """``notices`` sends to the rows that no caller has set, if there are any."""
         self._database = database
         self._open = open_tasks
         self._settings = settings
         self._sender = sender
+        self._notices = notices
+        self._serves = settings.enabled or notices is not None
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._slots_by_principal: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
@@ -246,7 +253,7 @@ class Deliveries:
         metrics.PUSH_OLDEST.set_function(
             lambda: (now_ms() - since) / 1000 if (since := self._failing_since) else 0.0
         )
-        if settings.enabled:
+        if self._serves:
             writer.on_due = self._on_due
             database.listeners.append(self._on_notification)
 
@@ -277,7 +284,7 @@ class Deliveries:
 
     async def run(self) -> None:
         """Deliver until this is cancelled."""
-        if not self._settings.enabled:
+        if not self._serves:
             return
         me = self._database.replica
         try:
@@ -407,15 +414,15 @@ class Deliveries:
             try:
                 notification = await self._notification(row, task)
                 status = notification.what.status
-                if status is not None and not row.attempts:
+                if status is not None and not row.attempts and row.version != webhooks.NOTICE:
                     # Before it is sent: a person may answer before the receiver has replied. A
-                    # repeated attempt shows nothing new.
+                    # repeated attempt shows nothing new. A notice does not show what is asked.
                     self._open.note_seen(task.no, notification.ref.id, status)
                 if database.census.has_others:
                     # A replica that was suspended while another took over must not repeat the
                     # notifications of its successor.
                     await database.check_writable("telling of")
-                outcome = await self._sender.send(row, notification)
+                outcome = await self._send(row, notification)
                 destination.note(outcome, failures)
             except StoreUnavailableError:
                 raise
@@ -438,10 +445,21 @@ class Deliveries:
             ended = "stopped" if outcome.gone else after.state
             metrics.PUSH_ENDED.labels(ended).inc()
             if ended != "done":
+                what = "notices" if row.version == webhooks.NOTICE else "webhook"
                 AUDIT.info(
-                    f"webhook {ended}", principal=row.principal, task_id=task.id, outcome=name
+                    f"{what} {ended}", principal=row.principal, task_id=task.id, outcome=name
                 )
         return not waits
+
+    async def _send(self, row: HookRow, notification: Notification) -> Receipt:
+        """Have a notification sent by the sender for its row."""
+        if row.version != webhooks.NOTICE:
+            if not self._settings.enabled:  # since the webhook was set
+                return Receipt("disabled", hold=RETRIES.longest)
+            return await self._sender.send(row, notification)
+        if self._notices is None:
+            return Receipt("disabled", gone=True)
+        return await self._notices.send(row, notification)
 
     async def _release(self, no: int) -> bool:
         """End a claim without an attempt: the webhook is gone, or not this replica's to serve."""
@@ -550,6 +568,8 @@ class Deliveries:
         if outcome.ok:
             return row
         now = now_ms()
+        if outcome.hold is not None:
+            return replace(row, next_at=now + int(min(outcome.hold, RETRIES.longest) * 1000))
         since = row.failing_since or now
         row = replace(row, attempts=row.attempts + 1, failing_since=since)
         if now - since >= self._settings.give_up_hours * 3_600_000:

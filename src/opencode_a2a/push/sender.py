@@ -120,7 +120,7 @@ class WebhookSender:
                     with suppress(TimeoutError, httpx2.HTTPError):
                         async with asyncio.timeout(RESPONSE_SECONDS):
                             await read(response, RESPONSE_BYTES)
-                return _outcome(response)
+                return outcome_of(response)
         except (TimeoutError, httpx2.TimeoutException) as error:
             return Receipt("timeout", away=isinstance(error, httpx2.ConnectTimeout))
         except HostNotFoundError:
@@ -181,7 +181,8 @@ def _body(notification: Notification) -> bytes:
             return orjson.dumps(render.status_event(state))
 
 
-def _outcome(response: "httpx2.Response") -> Receipt:
+def outcome_of(response: "httpx2.Response") -> Receipt:
+    """Return what the response of a receiver means."""
     status = response.status_code
     if response.is_success:
         return Receipt("ok", ok=True)

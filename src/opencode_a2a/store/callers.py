@@ -99,7 +99,7 @@ def _slot(replica: int) -> int:
 # Sign-ins to the console that have ended, and the secret that signs them (``web.browser``)
 
 _SECRET = b"secret"
-"""The key of the row with the secret; digests are longer."""
+"""The key of the row with the secret of sessions; digests are longer than any such name."""
 _NEVER = 2**62
 _ADD_SIGN_IN = Prepared(
     "INSERT INTO sign_ins (digest, until, secret) VALUES (:digest, :until, :secret)"
@@ -107,10 +107,10 @@ _ADD_SIGN_IN = Prepared(
 )
 
 
-def shared_secret(connection: Connection, proposed: bytes) -> bytes:
-    """Return the secret that signs sessions: the one that was proposed first."""
-    _ADD_SIGN_IN.run(connection, {"digest": _SECRET, "until": _NEVER, "secret": proposed})
-    query = sa.select(sign_ins.c.secret).where(sign_ins.c.digest == _SECRET)
+def shared_secret(connection: Connection, proposed: bytes, name: bytes = _SECRET) -> bytes:
+    """Return a secret by its name, that of sessions if it has none: the one proposed first."""
+    _ADD_SIGN_IN.run(connection, {"digest": name, "until": _NEVER, "secret": proposed})
+    query = sa.select(sign_ins.c.secret).where(sign_ins.c.digest == name)
     return connection.execute(query).scalar_one()
 
 
@@ -125,7 +125,7 @@ def end_sign_in(connection: Connection, digest: bytes, until: int) -> bool:
 
 def ended_sign_ins(connection: Connection) -> dict[bytes, int]:
     """Return the digest of each code or session that has ended, and when it may be forgotten."""
-    query = sa.select(sign_ins.c.digest, sign_ins.c.until).where(sign_ins.c.digest != _SECRET)
+    query = sa.select(sign_ins.c.digest, sign_ins.c.until).where(sign_ins.c.secret.is_(None))
     return {row.digest: row.until for row in connection.execute(query)}
 
 

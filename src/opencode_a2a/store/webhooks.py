@@ -20,6 +20,9 @@ from opencode_a2a.store.database import Prepared, engine_of
 from opencode_a2a.store.schema import DUE, LOOK, tasks, webhooks
 
 HookState = Literal["active", "done", "failed"]
+NOTICE = "notice"
+"""The version of a row that no caller has set: a place where the deployment tells a person of the
+task. Its URL has the name of that place for a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Backlog(NamedTuple):
 
 ALONE = 0
 """Whose claims those of a process are that has the database for itself."""
+_SET = webhooks.c.version != NOTICE
 _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
 _ROW = ", ".join(field.name for field in fields(HookRow))
 # A replica of an earlier version does not claim: it serves all webhooks of the tasks that it runs.
@@ -124,6 +128,13 @@ _RELEASE_ALL = Prepared(
 # Setting and finding
 
 
+def add(connection: Connection, row: HookRow) -> None:
+    """Store a webhook of a task that is stored in the same transaction."""
+    values = asdict(row)
+    del values["no"]
+    connection.execute(webhooks.insert().values(values))
+
+
 class Replaced(NamedTuple):
     """A webhook that was deleted."""
 
@@ -145,7 +156,7 @@ def put(connection: Connection, row: HookRow) -> tuple[HookRow, Replaced | None]
 
 def counts(connection: Connection, task_no: int, config_id: str, principal: str) -> tuple[int, int]:
     """Return how many other webhooks the task has, and how many active ones the principal."""
-    count = sa.select(sa.func.count()).select_from(webhooks)
+    count = sa.select(sa.func.count()).select_from(webhooks).where(_SET)
     other = sa.not_(sa.and_(*_named(task_no, config_id)))
     mine = (webhooks.c.principal == principal, webhooks.c.state == "active", other)
     of_task = connection.scalar(count.where(webhooks.c.task_no == task_no, other))
@@ -153,8 +164,9 @@ def counts(connection: Connection, task_no: int, config_id: str, principal: str)
 
 
 def of_task(connection: Connection, task_no: int) -> list[HookRow]:
-    """Return the webhooks of a task, oldest first."""
-    query = sa.select(*_COLUMNS).where(webhooks.c.task_no == task_no).order_by(webhooks.c.no)
+    """Return the webhooks that callers have set for a task, oldest first."""
+    query = sa.select(*_COLUMNS).where(webhooks.c.task_no == task_no, _SET)
+    query = query.order_by(webhooks.c.no)
     return [HookRow(*row) for row in connection.execute(query)]
 
 
@@ -163,7 +175,7 @@ def page(
 ) -> list[tuple[str, HookRow]]:
     """Return the webhooks of a principal, newest first, each with the id of its task."""
     query = sa.select(tasks.c.id, *_COLUMNS).join(tasks, tasks.c.no == webhooks.c.task_no)
-    mine = query.where(webhooks.c.principal == principal, tasks.c.principal == principal)
+    mine = query.where(webhooks.c.principal == principal, tasks.c.principal == principal, _SET)
     if task_id is not None:
         mine = mine.where(tasks.c.id == task_id)
     found = connection.execute(mine.order_by(webhooks.c.no.desc()).limit(limit))

@@ -468,7 +468,7 @@ class Sending:
                 budget.check_new_turn(connection, principal, command.budget, errands)
             no = task_rows.add_task(connection, row, (command.message.message_id, digest))
             task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
-            if command.push is None:
+            if command.push is None and self._webhooks.notices_for is None:
                 return no, None
             return no, self._webhooks.insert(connection, no, ref, command.push)
 

@@ -34,6 +34,8 @@ class Webhooks:
     def __init__(self, database: Database, settings: PushSettings) -> None:
         self.settings = settings
         self._database = database
+        self.notices_for: Callable[[Principal], Sequence[str]] | None = None
+        """Returns the names of the places where a person is told of the tasks of a principal."""
 
     # Setting
 
@@ -68,12 +70,28 @@ class Webhooks:
         return outcome[0]
 
     def insert(
-        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig
-    ) -> HookRow:
-        """Store a webhook with a new task; call ``note_set`` once that is committed.
+        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig | None
+    ) -> HookRow | None:
+        """Store with a new task where a person is told of it, and the webhook that it comes with.
 
-        Raise LimitExceededError, which refuses the task.
+        Call ``note_set`` with the webhook once that is committed. Raise LimitExceededError, which
+        refuses the task.
         """
+        for name in self.notices_for(ref.principal) if self.notices_for else ():
+            url = f"{webhooks.NOTICE}://{name}"
+            row = HookRow(
+                task_no=task_no,
+                config_id=url,  # those of callers have no slash
+                key=secrets.token_hex(8),
+                principal=ref.principal,
+                version=webhooks.NOTICE,
+                url=url,
+                acked=0,
+                changed=0,
+            )
+            webhooks.add(connection, row)
+        if config is None:
+            return None
         self._check_limits(connection, task_no, ref, config)
         row, _ = webhooks.put(connection, replace(_new_row(task_no, ref, config, 0), changed=0))
         return row
@@ -167,7 +185,8 @@ class Webhooks:
 
     def unread(self) -> ColumnElement[bool]:
         """Return the condition that the log of a row of ``tasks`` is kept for its webhooks."""
-        return webhooks.unread() if self.settings.enabled else sa.false()
+        served = self.settings.enabled or self.notices_for is not None
+        return webhooks.unread() if served else sa.false()
 
     def _tell(self, kind: str, no: int, claimed_by: int | None) -> None:
         """Have the delivery of a webhook hurried (``w``) or ended (``d``), wherever it is."""

@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -182,8 +182,11 @@ class Authentication:
         find_issued: Callable[[bytes, str], AcceptedCredential | None] | None = None,
         verify: Verify | None = None,
         metadata_url: str = "",
+        anonymous: Collection[str] = (),
     ) -> None:
         self._app = app
+        self._anonymous = anonymous
+        """Requests, as method and path, that bring what they need in their body."""
         self._find_issued = find_issued
         """Finds the credential behind a bearer token that the service itself has issued."""
         self._verify = verify
@@ -205,10 +208,11 @@ class Authentication:
             self._challenges[0] += f', resource_metadata="{metadata_url}"'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
+        target = f"{scope['method']} {scope['path']}"
+        open_to_all = scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+        if not open_to_all and target not in self._anonymous:
             address = peer_address(scope)
             try:
-                target = f"{scope['method']} {scope['path']}"
                 credential = await self.admit(scope["headers"], address, target)
             except ServiceError as error:
                 metrics.AUTH_REJECTED.inc()

@@ -12,7 +12,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -81,22 +81,29 @@ _REDIRECTS = {"/": "console", "/docs": "console#/docs", f"{CONSOLE}/": "../conso
 """Where a browser is redirected to; relative, since a proxy may put the service below a path."""
 
 
+class StaticFile(NamedTuple):
+    content: bytes
+    packed: bytes
+    """Compressed. Each is too small for ``Compression``, but together they are large."""
+    media_type: str
+    tag: str
+
+
 @cache
-def files() -> dict[str, tuple[bytes, bytes, str, str]]:
-    """Return the files of the console by path: content, compressed content, type and ETag."""
-    found: dict[str, tuple[bytes, bytes, str, str]] = {}
-    for file in sorted(_FOLDER.iterdir()):
+def static_files(folder: Path = _FOLDER, root: str = CONSOLE) -> dict[str, StaticFile]:
+    """Return the files of a folder by their paths; ``root`` is that of its index."""
+    found: dict[str, StaticFile] = {}
+    for file in sorted(folder.iterdir()):
         if file.suffix in _TYPES:
-            path = CONSOLE if file.name == "index.html" else f"{CONSOLE}/{file.name}"
+            path = root if file.name == "index.html" else f"{root}/{file.name}"
             content = file.read_bytes()
             tag = f'"{sha256(content).hexdigest()[:16]}"'
-            # Each is too small for ``Compression``, but together they are large.
             packed = gzip.compress(content, mtime=0)
-            found[path] = (content, packed, _TYPES[file.suffix], tag)
+            found[path] = StaticFile(content, packed, _TYPES[file.suffix], tag)
     return found
 
 
-def page(scope: Scope) -> Response | None:
+def page(scope: Scope, files: Mapping[str, StaticFile]) -> Response | None:
     """Return the file or redirect that a browser asks for; None for everything else."""
     path, headers = scope["path"], Headers(scope=scope)
     # Other programs get what these paths have always answered.
@@ -106,9 +113,9 @@ def page(scope: Scope) -> Response | None:
         below = "" if path != "/" or asked.endswith(b"/") else asked.decode().rpartition("/")[2]
         place = f"{below}/{_REDIRECTS[path]}" if below else _REDIRECTS[path]
         return RedirectResponse(place, headers=_HEADERS)
-    if path not in files():
+    if path not in files:
         return None
-    content, packed, kind, tag = files()[path]
+    content, packed, kind, tag = files[path]
     more = {**_HEADERS, "content-type": kind, "etag": tag, "cache-control": "no-cache"}
     more["vary"] = "Accept-Encoding"
     if headers.get("if-none-match") == tag:

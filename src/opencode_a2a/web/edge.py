@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from urllib.parse import urlsplit
@@ -71,7 +71,7 @@ from opencode_a2a.web.auth import (
     Verify,
     peer_address,
 )
-from opencode_a2a.web.browser import REFUSES_GZIP, SignIns, page
+from opencode_a2a.web.browser import REFUSES_GZIP, SignIns, StaticFile, page, static_files
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
@@ -81,8 +81,8 @@ RESPONDED = "responded"
 """In the scope once a response has begun: its status."""
 _KNOWN_PATHS = frozenset({RPC_PATH, *PROBES, HEALTH_PATH, METRICS_PATH, *DISCOVERY})
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_SIGN_IN = "/console/"
-"""The beginning of paths whose responses hold a sign-in code or a session token."""
+_CONFIDENTIAL = ("/console/", "/link/")
+"""The beginnings of paths whose bodies hold a sign-in code, a session token or a signed link."""
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -116,8 +116,14 @@ def edge(
     sign_ins: SignIns,
     requests: "RequestRates",
     verify: Verify | None = None,
+    files: Mapping[str, StaticFile] | None = None,
+    anonymous: Collection[str] = (),
 ) -> ASGIApp:
-    """Return the application inside all its layers."""
+    """Return the application inside all its layers.
+
+    ``files`` are served beside those of the console, and ``anonymous`` are requests, as method and
+    path, that need no credential.
+    """
     gzip_from = settings.a2a.http_gzip_minimum_size
     secure = settings.tls.cert_file and not loopback(settings.a2a.host)
     layers: list[Callable[[ASGIApp], ASGIApp] | None] = [  # the outermost first
@@ -127,13 +133,14 @@ def edge(
         if gzip_from
         else None,
         partial(Boundary, settings=settings),
-        Pages,
+        partial(Pages, files={**static_files(), **(files or {})}),
         partial(
             Authentication,
             credentials=credentials,
             find_issued=sign_ins.find,
             verify=verify,
             metadata_url=metadata_url(settings),
+            anonymous=anonymous,
         ),
         partial(RateLimit, requests=requests) if settings.limits.rate_limit_enabled else None,
         partial(BodyGuard, limits=settings.limits),
@@ -350,11 +357,12 @@ class Pages:
     It stands before authentication: a browser cannot send a credential when it opens a page.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, files: Mapping[str, StaticFile]) -> None:
         self._app = app
+        self._files = files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = page(scope) if scope["method"] in ("GET", "HEAD") else None
+        response = page(scope, self._files) if scope["method"] in ("GET", "HEAD") else None
         await (response or self._app)(scope, receive, send)
 
 
@@ -572,7 +580,7 @@ class PayloadLog:
                 if isinstance(called, dict) and isinstance(name := called.get("method"), str):
                     method = name
             sensitive = method is not None and method not in METHODS
-            sensitive = sensitive or scope["path"].startswith(_SIGN_IN)
+            sensitive = sensitive or scope["path"].startswith(_CONFIDENTIAL)
             hidden = "omitted: sensitive method" if sensitive else ""
             if media_type.startswith("text/event-stream"):
                 shown = "streaming"

@@ -29,7 +29,9 @@ export function askCard(asked, more) {
   const card = h("section", { class: "ask", "aria-labelledby": named.length ? `${title} ${about}` : title, tabindex: "-1", "data-request": asked.request_id },
     h("header", {}, head, asked.expires_at && when(asked.expires_at, "left")),
     named.length ? h("p", { class: more?.task ? "note" : "sr", id: about }, named[0], named.length > 1 && " of ", named[1]) : null);
-  const reply = (method, params) => answer(() => call(`a2a.interrupt.${method}`, { request_id: asked.request_id, ...params }));
+  // A page without a session answers by a way of its own.
+  const send = more?.send ?? ((method, params) => call(`a2a.interrupt.${method}`, { request_id: asked.request_id, ...params }));
+  const reply = (method, params) => answer(() => send(method, params));
   const answer = async (send) => {
     const buttons = [...card.querySelectorAll("button")];
     buttons.forEach((one) => (one.disabled = true));
@@ -48,7 +50,7 @@ export function askCard(asked, more) {
     details.origin && `Asked by the sub-agent “${visible(details.origin.title)}”.`,
     asked.expires_at && `If nobody answers by ${clock(asked.expires_at)}, ${asked.default}.`,
   ];
-  const form = plan ? planForm(() => answer(() => say("go", { taskId: more.taskId })), more.elsewhere) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
+  const form = plan ? planForm(() => answer(() => more.send ? send("plan.go") : say("go", { taskId: more.taskId })), more, reply) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
   if (permission || plan) readFirst(card, head, plan ? h("div", { class: "subject" }, more.plan) : subject(details), form.firstChild);
   card.append(form,
     h("p", { class: "note" }, notes.filter(Boolean).join(" ")), error);
@@ -58,19 +60,20 @@ export function askCard(asked, more) {
   return card;
 }
 
-const planForm = (go, elsewhere) => h("div", { class: "answers" },
+const planForm = (go, { elsewhere, send }, reply) => h("div", { class: "answers" },
   h("fieldset", { class: "allowing", "aria-label": "Carry it out" }, h("div", { class: "buttons" }, button("Go", go, "primary", { "data-key": "a" }))),
-  h("p", { class: "note" }, elsewhere ? "To change the plan, open its task." : "Or say below what to change."));
+  send ? h("div", { class: "buttons" }, button("Drop it and end the task", () => reply("plan.drop"), "", { "data-key": "d" }))
+    : h("p", { class: "note" }, elsewhere ? "To change the plan, open its task." : "Or say below what to change."));
 
 // A provider that refuses the key: somebody has to sign in to it in OpenCode.
-export function signInCard(task, link, answered) {
+export function signInCard(task, link, answered, send = () => say("Try again", { taskId: task.id })) {
   const title = `ask-${++number}`;
   const error = h("p", { class: "bad", role: "alert" });
   const again = button("Try again", async () => {
     again.disabled = true;
     error.textContent = "";
     try {
-      await say("Try again", { taskId: task.id });
+      await send();
       answered?.();
     } catch (raised) {
       error.textContent = raised.message;

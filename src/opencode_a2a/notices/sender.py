@@ -1,0 +1,128 @@
+"""What a person is told of a task, and when.
+
+``push.loop`` claims a row for each task and target, and gives it every change of the task's state
+in the order of the log, once it is stored. Most changes are passed over; a request for a person is
+told if it still waits, and so is the end. So there is one message for each request, and one for the
+end; only a replica that dies between sending and noting it can repeat one.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+from opencode_a2a.a2a.texts import TITLES
+from opencode_a2a.config import InterruptSettings, NoticeEntry, QuietHours, Settings
+from opencode_a2a.events import Interrupted
+from opencode_a2a.ids import Principal
+from opencode_a2a.notices.links import Signer, Subject, sign_in_deadline, sign_in_id
+from opencode_a2a.notices.targets import Http, Note, Target, made_of
+from opencode_a2a.push.loop import Notification, Receipt
+from opencode_a2a.store import interrupts, tasks
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.webhooks import HookRow
+from opencode_a2a.tasks.log import load_task
+from opencode_a2a.tasks.state import Entry, State
+
+_ENDED = {
+    State.COMPLETED: "A task is completed",
+    State.FAILED: "A task has failed",
+    State.CANCELED: "A task was canceled",
+    State.REJECTED: "A task was rejected",
+}
+_PASSED_OVER = Receipt("skipped", ok=True)
+
+
+class NoticeSender:
+    """Tells people of tasks; one for the whole service."""
+
+    def __init__(self, settings: Settings, signer: Signer, database: Database) -> None:
+        self._title = ": ".join(filter(None, (settings.a2a.title, settings.a2a.project)))
+        self._interrupts: InterruptSettings = settings.interrupts
+        self._signer = signer
+        self._database = database
+        seconds = settings.push.timeout_seconds
+        self.http = Http(seconds)
+        self._quiet: QuietHours | None = settings.notices.notify_quiet
+        self._entries: Mapping[str, NoticeEntry] = {
+            entry.name: entry for entry in settings.notices.notify
+        }
+        self.targets: dict[str, Target] = {
+            name: made_of(entry, self.http, seconds) for name, entry in self._entries.items()
+        }
+
+    def names_for(self, principal: Principal) -> Sequence[str]:
+        """Return the names of the targets for the tasks of a principal."""
+        return [name for name, entry in self._entries.items() if entry.concerns(principal)]
+
+    async def send(self, row: HookRow, notification: Notification) -> Receipt:
+        """Tell of a change of state, unless there is nothing to tell."""
+        entry = self._entries.get(urlsplit(row.url).hostname or "")
+        if entry is None or not entry.concerns(row.principal):
+            return Receipt("no_target", gone=True)
+        note = await self._note(row, notification, entry)
+        if note is None:
+            return _PASSED_OVER
+        if self._quiet is not None and (seconds := self._quiet.left(time.time())):
+            return Receipt("quiet", hold=seconds)
+        return await self.targets[entry.name].send(row.principal, note)
+
+    async def _note(
+        self, row: HookRow, notification: Notification, entry: NoticeEntry
+    ) -> Note | None:
+        """Return what is to be told now; None if nobody has to know."""
+        what, ref = notification.what, notification.ref
+        key = f"{row.key}-{notification.seq}"
+        status = what.status
+        if status is not None and status.state.terminal:
+            if "ends" not in entry.about:
+                return None
+            url = self._signer.task_url(ref.id)
+            return Note(
+                self._title, f"{_ENDED[status.state]}.", url, "Open the console", False, key
+            )
+        if "waits" not in entry.about or not isinstance(what, Entry) or status is None:
+            return None
+        if isinstance(what.event, Interrupted):
+            asked = await self._database.read(interrupts.find, what.event.request_id)
+            if asked is None or asked.resolution is not None or asked.expires_at <= _now():
+                return None
+            subject = Subject(asked.request_id, asked.principal, asked.expires_at)
+            text = _asks(what.event)
+        elif status.state is State.AUTH_REQUIRED:
+            task = await self._database.read(tasks.load_by_number, row.task_no)
+            now = None if task is None else load_task(task).status
+            if now is None or now.state is not State.AUTH_REQUIRED or now.at != status.at:
+                return None
+            ends = sign_in_deadline(status.at, self._interrupts.interrupt_request_ttl_seconds)
+            subject = Subject(sign_in_id(ref.id, status.at), ref.principal, ends)
+            text = "The model provider refused the key; somebody has to sign in."
+        else:
+            return None
+        text = f"{text} Answer by {self._clock(subject.deadline)}."
+        return Note(self._title, text, self._signer.link(subject), "See and answer", True, key)
+
+    def _clock(self, at: int) -> str:
+        """Return a time for people, in the time zone of the quiet hours or of this machine."""
+        zone = ZoneInfo(self._quiet.zone) if self._quiet and self._quiet.zone else None
+        return f"{datetime.fromtimestamp(at / 1000, zone).astimezone(zone):%H:%M %Z}"
+
+    async def aclose(self) -> None:
+        await self.http.aclose()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _asks(asked: Interrupted) -> str:
+    """Say what is asked, without a word of the agent."""
+    if asked.type == "plan":
+        return "OpenCode asks whether to carry out a plan."
+    if asked.type == "question":
+        count = len(asked.questions)
+        return f"OpenCode asks {count} questions." if count > 1 else "OpenCode asks a question."
+    # Other permissions are named by whoever made the tool.
+    wants = TITLES.get(asked.permission or "", "use a tool")
+    return f"OpenCode asks for permission to {wants}."

@@ -1,0 +1,224 @@
+"""The places that messages go to: ntfy, Slack, Telegram, e-mail and plain webhooks.
+
+A message has a title, a sentence and a link, and nothing that an agent, a provider or a caller
+wrote: it passes through servers of others. Secrets of a target are sent to that target alone, and
+never logged: neither are its URL and the text of its response.
+"""
+
+import asyncio
+import smtplib
+import ssl
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Protocol
+
+import orjson
+from pydantic import SecretStr
+
+from opencode_a2a import __version__
+from opencode_a2a.config import (
+    EmailTarget,
+    NoticeEntry,
+    NtfyTarget,
+    SlackTarget,
+    TelegramTarget,
+    WebhookTarget,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.peers.network import Egress, EgressError, HostNotFoundError
+from opencode_a2a.push.loop import Receipt
+from opencode_a2a.push.sender import outcome_of
+from opencode_a2a.trust import machine_trust
+
+if TYPE_CHECKING:
+    import httpx2
+
+_PORTS = {"tls": 465, "starttls": 587, "none": 25}
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A message to a person."""
+
+    title: str
+    text: str
+    url: str
+    """Where a tap leads."""
+    label: str
+    """What the button for that says."""
+    urgent: bool
+    """Whether somebody is waited for."""
+    key: str
+    """The same for every attempt to send it."""
+
+
+class Target(Protocol):
+    async def send(self, principal: str, note: Note) -> Receipt:
+        """Make one attempt, within a time limit."""
+        ...
+
+
+class HttpTarget:
+    """A target that is told by an HTTP request with JSON."""
+
+    def __init__(self, entry: NoticeEntry, http: "Http") -> None:
+        self._entry = entry
+        self._http = http
+
+    async def send(self, principal: str, note: Note) -> Receipt:
+        match self._entry:
+            case NtfyTarget(url=url, token=token):
+                base, _, topic = url.rpartition("/")
+                return await self._http.post(base, _ntfy(topic, note), token)
+            case SlackTarget(url=url):
+                return await self._http.post(url.get_secret_value(), _slack(note))
+            case TelegramTarget(token=token, chat=chat, api_url=api):
+                url = f"{api}/bot{token.get_secret_value()}/sendMessage"
+                return await self._http.post(url, _telegram(chat, note))
+            case WebhookTarget(url=url, token=token):
+                headers = {"webhook-id": note.key}
+                return await self._http.post(url, _plain(principal, note), token, headers)
+            case EmailTarget():
+                raise TypeError("e-mail is not sent over HTTP")
+
+
+def _ntfy(topic: str, note: Note) -> JsonObject:
+    return {
+        "topic": topic,
+        "title": note.title,
+        "message": note.text,
+        "click": note.url,
+        "priority": 4 if note.urgent else 3,
+        "tags": ["raised_hand" if note.urgent else "checkered_flag"],
+        "actions": [{"action": "view", "label": note.label, "url": note.url, "clear": True}],
+    }
+
+
+def _slack(note: Note) -> JsonObject:
+    link = f"<{note.url}|{note.label}>"
+    return {
+        "text": f"*{_escaped(note.title)}*\n{_escaped(note.text)}\n{link}",
+        # A preview would have Slack fetch the page.
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _telegram(chat: str, note: Note) -> JsonObject:
+    button: Json = {"text": note.label, "url": note.url}
+    return {
+        "chat_id": chat,
+        "text": f"{note.title}\n{note.text}",
+        "link_preview_options": {"is_disabled": True},
+        "reply_markup": {"inline_keyboard": [[button]]},
+    }
+
+
+def _plain(principal: str, note: Note) -> JsonObject:
+    return {
+        "title": note.title,
+        "text": note.text,
+        "url": note.url,
+        "urgent": note.urgent,
+        "principal": principal,
+    }
+
+
+class Http:
+    """Posts JSON to the places that the operator named; these may be on a private network."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._client: httpx2.AsyncClient | None = None
+
+    async def post(
+        self,
+        url: str,
+        content: JsonObject | bytes,
+        token: SecretStr | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Receipt:
+        import httpx2
+
+        from opencode_a2a.peers.http import client
+
+        if self._client is None:
+            self._client = client(Egress(allow_private=True), timeout=self._seconds)
+        sent = {"User-Agent": f"opencode-a2a/{__version__}", **(headers or {})}
+        if not isinstance(content, bytes):
+            sent["Content-Type"], content = "application/json", orjson.dumps(content)
+        if token is not None:
+            sent["Authorization"] = f"Bearer {token.get_secret_value()}"
+        try:
+            async with asyncio.timeout(self._seconds):
+                # Only the status of the response counts.
+                async with self._client.stream(
+                    "POST", url, content=content, headers=sent
+                ) as response:
+                    return outcome_of(response)
+        except (TimeoutError, httpx2.TimeoutException):
+            return Receipt("timeout", away=True)
+        except HostNotFoundError:
+            return Receipt("unknown_host", away=True)
+        except EgressError:
+            return Receipt("refused_address", away=True)
+        except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError):
+            return Receipt("unreachable", away=True)
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+
+class Mail:
+    """Sends e-mail by SMTP, in a thread: the library of Python waits."""
+
+    def __init__(self, entry: EmailTarget, seconds: float) -> None:
+        self._entry = entry
+        self._seconds = seconds
+
+    async def send(self, principal: str, note: Note) -> Receipt:
+        entry = self._entry
+        mail = EmailMessage()
+        mail["Subject"], mail["From"], mail["To"] = note.title, entry.sender, ", ".join(entry.to)
+        mail["Date"] = formatdate()
+        mail["Message-ID"] = f"<{note.key}@{entry.sender.rpartition('@')[2]}>"
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(f"{note.text}\n\n{note.label}: {note.url}\n")
+        try:
+            return await asyncio.to_thread(self._deliver, mail)
+        except smtplib.SMTPAuthenticationError:
+            return Receipt("login_refused")
+        except smtplib.SMTPResponseException as error:
+            return Receipt(f"smtp_{error.smtp_code}")
+        except smtplib.SMTPRecipientsRefused:
+            return Receipt("recipient_refused")
+        except TimeoutError:
+            return Receipt("timeout", away=True)
+        except (smtplib.SMTPException, OSError):
+            return Receipt("unreachable", away=True)
+
+    def _deliver(self, mail: EmailMessage) -> Receipt:
+        entry, trust = self._entry, machine_trust()
+        port = entry.port or _PORTS[entry.security]
+        if entry.security == "tls":
+            server = smtplib.SMTP_SSL(entry.server, port, timeout=self._seconds, context=trust)
+        else:
+            server = smtplib.SMTP(entry.server, port, timeout=self._seconds)
+        with server:
+            if entry.security == "starttls":
+                server.starttls(context=trust)
+            if entry.username is not None and entry.password is not None:
+                server.login(entry.username, entry.password.get_secret_value())
+            server.send_message(mail)
+        return Receipt("ok", ok=True)
+
+
+def made_of(entry: NoticeEntry, http: Http, seconds: float) -> Target:
+    """Return the target of an entry of ``A2A_NOTIFY``."""
+    return Mail(entry, seconds) if isinstance(entry, EmailTarget) else HttpTarget(entry, http)

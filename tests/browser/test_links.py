@@ -1,0 +1,174 @@
+"""A link on the phone: a stranger reads what is to be approved, and answers."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, expect
+
+from tests.browser.cases import CASES
+from tests.browser.conftest import AXE, Look, check
+from tests.browser.test_approvals import OUTSIDE
+from tests.support.asking import AskingOpenCode
+from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller
+from tests.support.ports import free_port
+from tests.support.receiver import Receiver, receiving
+from tests.support.service import Running, serving, settings_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+SMALL = (360, 640)
+DONE = {"say": "done"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def receiver() -> AsyncGenerator[Receiver]:
+    async with receiving() as made:
+        yield made
+
+
+def notifying(receiver: Receiver, port: int) -> dict[str, str]:
+    told = [{"kind": "webhook", "url": receiver.url, "about": ["waits"]}]
+    url = f"http://127.0.0.1:{port}"
+    return {"A2A_NOTIFY": orjson.dumps(told).decode(), "A2A_PUBLIC_URL": url}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    stage: Backstage, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
+) -> AsyncGenerator[Running]:
+    port = free_port()
+    settings = settings_for(stage, tmp_path_factory.mktemp("state"), **notifying(receiver, port))
+    async with serving(settings, port=port) as running:
+        yield running
+
+
+def running(command: str) -> str:
+    """Return a prompt that has the scripted model run a command."""
+    bash: Any = {"tool": "bash", "input": {"command": command, "description": "Say it"}}
+    return script(bash, DONE)
+
+
+async def link_to(caller: Caller, receiver: Receiver, text: str) -> tuple[str, str]:
+    """Have the agent ask for something; return the task and the link that a person gets."""
+    receiver.received.clear()
+    task = await caller.send(text)
+    (told,) = await receiver.until(lambda it: len(it.received) == 1)
+    return task.id, told.content["url"]
+
+
+async def test_a_stranger_reads_a_long_command_and_allows_it(
+    look: Look, service: Running, receiver: Receiver, stage: Backstage
+) -> None:
+    lines = [f"echo line {number} >> long.txt" for number in range(60)]
+    caller = Caller(service)
+    task, url = await link_to(caller, receiver, running(" && ".join(lines)))
+    page = await look(url, signed_in=False, size=SMALL, color_scheme="dark")
+    card = page.locator(".ask")
+    allow = card.get_by_role("button", name="Allow once")
+
+    await expect(card.get_by_role("button", name="Show the rest")).to_be_visible()
+    await expect(allow).to_be_disabled()
+    assert lines[0] in await card.inner_text()
+    assert lines[-1] in await card.inner_text()
+    assert await card.evaluate(OUTSIDE) == []
+    await expect(card.get_by_role("button", name="Allow for this task")).to_have_count(0)
+    await accessible(page, "a long command")
+    await page.keyboard.press("End")
+    await expect(allow).to_be_enabled()
+    await allow.click()
+
+    await expect(page.get_by_role("status")).to_contain_text("Allowed once")
+    done = await caller.ended(task)
+    assert done.state == "completed"
+    written = (stage.workspace / "long.txt").read_text().splitlines()
+    assert written == [f"line {number}" for number in range(60)]
+    await accessible(page, "answered")
+    # A second look says that it is over, without what was asked.
+    again = await look(url, signed_in=False, size=SMALL, color_scheme="light")
+    await expect(again.get_by_role("heading", name="This is over")).to_be_visible()
+    await expect(again.get_by_role("status")).to_contain_text("Allowed once")
+    assert "long.txt" not in await again.locator("body").inner_text()
+    assert await again.evaluate("Object.keys(sessionStorage).length + localStorage.length") == 0
+
+
+async def accessible(page: Page, where: str) -> None:
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(AXE.read_text())
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type] # one of its literals
+        await check(page, f"{where}, {scheme}")
+
+
+async def test_two_phones_disagree_and_the_second_is_told(
+    look: Look, service: Running, receiver: Receiver
+) -> None:
+    caller = Caller(service)
+    task, url = await link_to(caller, receiver, running("echo hello"))
+    first = await look(url, signed_in=False, size=SMALL)
+    second = await look(url, signed_in=False, size=SMALL, expected=("409",))
+    for page in (first, second):
+        await expect(page.get_by_role("button", name="Allow once")).to_be_enabled()
+
+    await first.get_by_role("button", name="Deny…").click()
+    await first.get_by_role("button", name="Deny", exact=True).click()
+    await expect(first.get_by_role("status")).to_contain_text("Denied")
+    await second.get_by_role("button", name="Allow once").click()
+
+    await expect(second.get_by_role("alert").last).to_contain_text("answered before")
+    await expect(second.get_by_role("status")).to_contain_text("Denied")
+    assert (await caller.ended(task)).state == "rejected"
+    forged = await look(f"{url}x", signed_in=False, size=SMALL, expected=("404",))
+    await expect(forged.get_by_role("alert")).to_contain_text("This link is not valid")
+    await accessible(forged, "forged")
+
+
+async def test_a_question_is_answered_by_link(
+    look: Look, service: Running, receiver: Receiver
+) -> None:
+    caller, options = Caller(service), [{"label": "Red", "description": ""}]
+    question = {"question": "Which colour?", "header": "Colour", "options": options}
+    asking: Any = {"tool": "question", "input": {"questions": [question]}}
+    task, url = await link_to(caller, receiver, script(asking, DONE))
+    page = await look(url, signed_in=False, size=SMALL)
+
+    await page.get_by_role("radio").first.check()
+    await accessible(page, "a question")
+    await page.get_by_role("button", name="Answer").click()
+
+    await expect(page.get_by_role("status")).to_contain_text("Answered")
+    assert (await caller.ended(task)).state == "completed"
+
+
+async def test_hostile_requests_are_shown_as_in_the_console(
+    look: Look, receiver: Receiver, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    requests = {name: case.asked for name, case in CASES.items()}
+    opencode = AskingOpenCode(tmp_path_factory.mktemp("workspace"), requests)
+    port = free_port()
+    state = tmp_path_factory.mktemp("state")
+    async with (
+        opencode.running(),
+        serving(settings_for(opencode, state, **notifying(receiver, port)), port=port) as service,
+    ):
+        page: Page | None = None
+        for name in list(CASES)[::4]:
+            case = CASES[name]
+            _, url = await link_to(Caller(service), receiver, name)
+            if page is None:
+                page = await look(url, signed_in=False, size=SMALL)
+            else:
+                await page.goto("about:blank")  # else the page would reload itself
+                await page.goto(url)
+            card = page.locator(".ask")
+            allow = card.get_by_role("button", name="Allow once")
+            await expect(allow).to_be_visible()
+            text = await card.inner_text()
+            assert [one for one in case.shows if one not in text] == [], name
+            assert [one for one in case.hides if one in text] == [], name
+            assert await card.evaluate(OUTSIDE) == [], name
+            await page.keyboard.press("End")
+            await expect(allow).to_be_enabled()

@@ -1,0 +1,413 @@
+"""Messages to a person: what each target gets, and what the link in them is good for."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from structlog.testing import capture_logs
+
+from opencode_a2a.app.parts import Parts
+from opencode_a2a.events import JsonObject
+from opencode_a2a.notices import pages
+from opencode_a2a.notices.links import Signer, Subject
+from opencode_a2a.push import loop
+from opencode_a2a.push.loop import RetryTimes
+from opencode_a2a.store import interrupts
+from opencode_a2a.store.schema import webhooks
+from tests.support.caller import Caller
+from tests.support.front import STRANGERS, started
+from tests.support.opencode import FakeOpenCode
+from tests.support.receiver import Receiver, receiving
+from tests.support.service import Running
+from tests.support.smtp import MailServer, mail_server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SECRETS = {"ntfy": "tk_of_the_topic", "telegram": "123:bot-secret", "email": "password of the mail"}
+PLAN: JsonObject = {"opencode": {"plan": True}}
+ALL = ["*"]
+
+
+def targets(receiver: Receiver, mail: MailServer) -> list[dict[str, Any]]:
+    base = receiver.url.removesuffix("/hook")
+    return [
+        {"kind": "ntfy", "url": f"{base}/topic", "token": SECRETS["ntfy"]},
+        {"kind": "slack", "url": f"{base}/services/T0/B0/slack-secret"},
+        {"kind": "telegram", "token": SECRETS["telegram"], "chat": -100, "api_url": base},
+        {"kind": "webhook", "url": f"{base}/plain", "token": "the-token-of-a-webhook"},
+        {
+            "kind": "email",
+            "server": "127.0.0.1",
+            "port": mail.port,
+            "security": "none",
+            "username": "me",
+            "password": SECRETS["email"],
+            "sender": "agent@example.org",
+            "to": ["me@example.org", "you@example.org"],
+        },
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Generator[None]:
+    """Have the services of this module try again soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "RETRIES", RetryTimes(first=0.01, shortest=0.01))
+        yield
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mail() -> AsyncGenerator[MailServer]:
+    async with mail_server() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def receiver() -> AsyncGenerator[Receiver]:
+    async with receiving() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    shared_opencode: FakeOpenCode,
+    tmp_path_factory: pytest.TempPathFactory,
+    database: str,
+    receiver: Receiver,
+    mail: MailServer,
+) -> AsyncGenerator[Running]:
+    told = [{**one, "principals": ["stranger 0"]} for one in targets(receiver, mail)]
+    told[0]["principals"] = ALL
+    notify = {"A2A_NOTIFY": orjson.dumps(told).decode(), "A2A_PROJECT": "shop"}
+    async with started(shared_opencode, tmp_path_factory.mktemp("state"), **notify) as running:
+        yield running
+
+
+@pytest.fixture
+def person(service: Running, opencode: FakeOpenCode, receiver: Receiver) -> Caller:
+    """Whose tasks ntfy alone tells of."""
+    receiver.received.clear()
+    return Caller(service)
+
+
+class Phone:
+    """Somebody who has a link, and nothing else."""
+
+    def __init__(self, service: Running, url: str) -> None:
+        self.link = url.partition("#")[2]
+        self.page = ""
+        self._http = service.http
+
+    async def post(self, path: str, **content: Any) -> httpx2.Response:
+        without = httpx2.AsyncClient(base_url=self._http.base_url, trust_env=False)
+        async with asyncio.timeout(60), without as http:
+            return await http.post(path, json=content)
+
+    async def show(self) -> Any:
+        answer = await self.post("/link/show", link=self.link)
+        assert answer.headers["cache-control"] == "no-store"
+        shown = answer.json()
+        self.page = shown.get("page", self.page)
+        return shown
+
+    async def answer(self, method: str, **content: Any) -> tuple[int, Any]:
+        sent = {"link": self.link, "page": self.page, "method": method, **content}
+        answer = await self.post("/link/answer", **sent)
+        return answer.status_code, answer.json()
+
+
+async def waits(receiver: Receiver, count: int = 1) -> list[str]:
+    """Return the links of the requests that ntfy was told of."""
+
+    def links() -> list[str]:
+        told = [one.content for one in receiver.received if one.path == "/"]
+        return [one["click"] for one in told if "/link#" in one["click"]]
+
+    await receiver.until(lambda _: len(links()) >= count)
+    return links()
+
+
+async def ends(receiver: Receiver, task_id: str) -> None:
+    """Wait until ntfy was told that a task has ended."""
+
+    def told(one: Any) -> bool:
+        return one.path == "/" and one.content["click"].endswith(f"/console#/task/{task_id}")
+
+    await receiver.until(lambda _: any(map(told, receiver.received)))
+
+
+@pytest.mark.requirement("I21")
+@pytest.mark.requirement("I22")
+async def test_every_target_is_told_once_of_a_request_and_once_of_the_end(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver, mail: MailServer
+) -> None:
+    opencode.play("permission-once")
+    receiver.received.clear()
+    caller = Caller(service, token=STRANGERS[0])
+
+    task = await caller.send("a prompt that nobody else may read")
+    await receiver.until(lambda it: len(it.received) == 4)
+    await mail.until(1)
+    (url,) = await waits(receiver)
+    phone = Phone(service, url)
+    shown = await phone.show()
+    with capture_logs() as records:
+        answered = await phone.answer("permission.reply", reply="once")
+    done = await caller.ended(task.id)
+    await receiver.until(lambda it: len(it.received) == 8)
+    await mail.until(2)
+
+    ntfy, slack, telegram, plain = sorted(
+        receiver.received[:4], key=lambda one: ["/", "/serv", "/bot1", "/plai"].index(one.path[:5])
+    )
+    text = "OpenCode asks for permission to run a command. Answer by "
+    title = "OpenCode A2A: shop"
+    assert ntfy.headers["authorization"] == f"Bearer {SECRETS['ntfy']}"
+    assert (ntfy.content["topic"], ntfy.content["title"]) == ("topic", title)
+    assert ntfy.content["message"].startswith(text)
+    assert ntfy.content["actions"][0]["url"] == ntfy.content["click"] == url
+    assert slack.path == "/services/T0/B0/slack-secret"
+    assert slack.content["text"].startswith(f"*{title}*\n{text}")
+    assert slack.content["text"].endswith(f"<{url}|See and answer>")
+    assert slack.content["unfurl_links"] is False
+    assert telegram.path == f"/bot{SECRETS['telegram']}/sendMessage"
+    assert telegram.content["chat_id"] == "-100"
+    assert telegram.content["link_preview_options"] == {"is_disabled": True}
+    assert telegram.content["reply_markup"]["inline_keyboard"][0][0]["url"] == url
+    assert plain.headers["authorization"] == "Bearer the-token-of-a-webhook"
+    assert plain.content["url"] == url
+    assert (plain.content["principal"], plain.content["urgent"]) == ("stranger 0", True)
+    (to, first), (_, last) = mail.mails
+    assert to == ["me@example.org", "you@example.org"]
+    assert mail.logins[0] == ("me", SECRETS["email"])
+    assert (first["Subject"], first["From"]) == (title, "agent@example.org")
+    assert url in first.get_payload(decode=True).decode()  # type: ignore[union-attr] # not in parts
+    assert "A task is completed." in last.get_payload(decode=True).decode()  # type: ignore[union-attr] # ditto
+
+    assert shown["asked"]["details"]["metadata"] == {"command": "ls -la"}
+    assert shown["asked"]["details"]["replies"] == ["once", "reject"]
+    assert "scopes" not in shown["asked"]["details"]
+    assert answered[0] == 200
+    assert answered[1]["settled"]["resolution"] == "once"
+    assert done.state == "completed"
+    sent = b"".join(one.body for one in receiver.received) + b"".join(
+        bytes(mail) for _, mail in mail.mails
+    )
+    for secret in (b"ls -la", b"nobody else", *(one.encode() for one in SECRETS.values())):
+        assert secret not in sent
+    assert not [one for one in records if url.partition("#")[2] in str(one)]
+    (by_link,) = [one for one in records if one["event"] == "answered by link"]
+    assert (by_link["principal"], by_link["credential_id"]) == ("stranger 0", "link")
+    assert (by_link["resolution"], by_link["outcome"]) == ("once", "success")
+    (settled,) = [one for one in records if one["event"] == "interrupt settled"]
+    assert (settled["by"], settled["resolution"]) == ("stranger 0", "once")
+    # A caller knows nothing of these rows, and can neither count nor delete them.
+    assert await caller.method("opencode.webhooks.list", {}) == {"items": []}
+
+
+@pytest.mark.requirement("I23")
+async def test_a_link_answers_its_request_once_and_nothing_else(
+    service: Running, person: Caller, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    opencode.play("permission-once")
+    one, other = await person.send("hello"), await person.send("hello")
+    first, second = [Phone(service, url) for url in await waits(receiver, 2)]
+    assert (await second.show())["asked"]["details"]["metadata"] == {"command": "ls -la"}
+
+    # Whoever only follows the link, as previews and scanners do, gets the same page as everybody.
+    for verb in ("GET", "HEAD"):
+        page = await service.http.request(verb, "/link", headers={"Authorization": ""})
+        assert page.status_code == 200
+        assert "require-trusted-types-for 'script'" in page.headers["content-security-policy"]
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+    for path in ("/link/show", "/link/answer"):
+        with_token = await service.http.get(path, params={"link": second.link})
+        assert with_token.status_code == 405
+    # Without having been shown, forged, or for something else.
+    assert (await first.answer("permission.reply", reply="once"))[0] == 400
+    forged = Phone(service, f"#{first.link[:-1]}{'A' if first.link[-1] != 'A' else 'B'}")
+    crossed = Phone(service, f"#{first.link.rpartition('.')[0]}.{second.link.rpartition('.')[2]}")
+    row = await row_of(service, first)
+    notices = parts_of(service).notices
+    assert notices is not None
+    for subject in (
+        Subject(row.request_id, "stranger 1", row.expires_at),
+        Subject(row.request_id, row.principal, row.expires_at + 1),
+        Subject("in_" + one.id + "_0", row.principal, row.expires_at),
+        Subject("per_unknown", row.principal, row.expires_at),
+    ):
+        strange = Phone(service, notices.signer.link(subject))
+        assert "error" in await strange.show()
+    another_key = Phone(service, Signer(b"another", "").link(subject_of(row)))
+    for phone in (forged, crossed, another_key, Phone(service, "#"), Phone(service, "#%00.x")):
+        phone.page = second.page
+        refused = await phone.show()
+        assert refused == {"error": {"message": refused["error"]["message"]}}
+        assert (await phone.answer("permission.reply", reply="once"))[0] == 404
+    first.page = second.page
+    assert (await first.answer("permission.reply", reply="once"))[0] == 400
+    await first.show()
+    assert (await first.answer("permission.reply"))[0] == 400
+    assert (await first.answer("permission.reply", reply="always"))[0] == 400
+    assert (await first.answer("permission.reply", reply="once", scope="task"))[0] == 400
+    assert (await first.answer("question.reply", answers=[["yes"]]))[0] == 400
+    assert (await first.answer("plan.go"))[0] == 400
+    waiting = [(await person.get(task.id)).state for task in (one, other)]
+    assert waiting == ["input_required", "input_required"]
+
+    # The same tap twice at the same moment is one answer; the opposite tap is told what happened.
+    taps = [first.answer("permission.reply", reply="once") for _ in range(2)]
+    both = await asyncio.gather(*taps)
+    assert [status for status, _ in both] == [200, 200]
+    assert (await person.ended(one.id)).state == "completed"
+    assert (await first.answer("permission.reply", reply="once"))[0] == 200
+    status, said = await first.answer("permission.reply", reply="reject")
+    assert (status, said["over"]["resolution"]) == (409, "once")
+    over = await first.show()
+    assert over["over"]["resolution"] == "once"
+    assert "asked" not in over
+    assert "page" not in over
+    assert (await person.get(other.id)).state == "input_required"
+    await second.answer("permission.reply", reply="reject", message="not now")
+    assert (await person.ended(other.id)).state in ("completed", "failed")
+    assert len(await waits(receiver, 2)) == 2
+
+
+def parts_of(service: Running) -> Parts:
+    assert service.service.parts is not None
+    return service.service.parts
+
+
+async def row_of(service: Running, phone: Phone) -> interrupts.InterruptRow:
+    database = parts_of(service).database
+    found = await database.read(interrupts.find, phone.link.rpartition(".")[0])
+    assert found is not None
+    return found
+
+
+def subject_of(row: interrupts.InterruptRow) -> Subject:
+    return Subject(row.request_id, row.principal, row.expires_at)
+
+
+async def test_questions_plans_and_sign_ins_are_answered_by_link(
+    service: Running, person: Caller, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    opencode.play("question-answered")
+    asked = await person.send("hello")
+    opencode.play("plain-text")
+    planned, dropped = [await person.send("do it", metadata=PLAN) for _ in range(2)]
+    opencode.play("error-401")
+    unsigned = await person.send("hello")
+    question, plan, drop, sign_in = [Phone(service, one) for one in await waits(receiver, 4)]
+    opencode.play("plain-text")
+
+    shown = await question.show()
+    questions = shown["asked"]["details"]["questions"]
+    labels = [[one["options"][0]["label"]] for one in questions]
+    assert (await question.answer("question.reply", answers=[]))[0] == 400
+    assert (await question.answer("question.reply", answers=labels))[0] == 200
+    assert (await question.answer("question.reject"))[0] == 409
+    assert (await person.ended(asked.id)).state == "completed"
+
+    assert (await plan.show())["plan"] == "one two three four"
+    taps = await asyncio.gather(*(plan.answer("plan.go") for _ in range(2)))
+    assert [status for status, _ in taps] == [200, 200]
+    assert (await person.ended(planned.id)).state == "completed"
+    status, said = await plan.answer("plan.drop")
+    assert (status, said["over"]["resolution"]) == (409, "approved")
+    await drop.show()
+    assert (await drop.answer("plan.drop"))[0] == 200
+    assert (await person.get(dropped.id)).state == "canceled"
+    assert (await drop.answer("plan.go"))[0] in (409, 410)
+
+    shown = await sign_in.show()
+    assert set(shown["task"]) == {"status"}
+    taps = await asyncio.gather(*(sign_in.answer("retry") for _ in range(2)))
+    assert [status for status, _ in taps] == [200, 200]
+    assert (await person.ended(unsigned.id)).state == "completed"
+    assert "over" in await sign_in.show()
+    opencode.agents.clear()
+    prompts: list[Any] = opencode.prompts
+    assert [one["parts"][0]["text"] for one in prompts].count("Try again") == 1
+
+
+async def test_a_late_answer_is_told_so_and_a_settled_request_is_not_told(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    async with AsyncExitStack() as stack:
+        receiver = await stack.enter_async_context(receiving())
+        base = receiver.url.removesuffix("/hook")
+        told = [{"kind": "ntfy", "url": f"{base}/topic", "principals": ALL}]
+        changes = {"A2A_NOTIFY": orjson.dumps(told).decode(), "A2A_PUSH_ENABLED": "false"}
+        service = await stack.enter_async_context(started(opencode, tmp_path, **changes))
+        person = Caller(service)
+
+        late = await person.send("hello")
+        (url,) = await waits(receiver)
+        phone = Phone(service, url)
+        await phone.show()
+        with monkeypatch.context() as patch:
+            patch.setattr(pages, "now_ms", lambda: 2**50)
+            status, said = await phone.answer("permission.reply", reply="once")
+            shown = await phone.show()
+        waiting = await person.get(late.id)
+        database, row = parts_of(service).database, await row_of(service, phone)
+        await database.write(interrupts.settle, row.request_id, "expired", 1, "deadline")
+        expired = await phone.show()
+        await person.cancel(late.id)
+        await ends(receiver, late.id)
+        # The first attempt fails, and meanwhile somebody answers: nobody has to know any more.
+        receiver.received.clear()
+        receiver.gate.clear()
+        receiver.answers.append((503, {}))
+        missed = await person.send("hello")
+        await receiver.until(lambda it: len(it.received) == 1)
+        await person.send("yes", task=missed.id)
+        receiver.gate.set()
+        await ends(receiver, missed.id)
+
+        assert (status, said["over"]["resolution"]) == (410, "expired")
+        assert shown["over"]["resolution"] == expired["over"]["resolution"] == "expired"
+        assert "asked" not in shown
+        assert waiting.state == "input_required"
+        assert len(await waits(receiver)) == 1
+        assert len(receiver.received) == 2
+
+
+async def test_nobody_is_told_in_quiet_hours(
+    opencode: FakeOpenCode, tmp_path: Path, receiver: Receiver
+) -> None:
+    opencode.play("permission-once")
+    receiver.received.clear()
+    places = [{"kind": "ntfy", "url": receiver.url, "principals": ALL}]
+    now = datetime.now(UTC)
+    begins, ends = now - timedelta(hours=1), now + timedelta(hours=2)
+    hours = f"{begins:%H:%M}-{ends:%H:%M} UTC"
+    changes = {"A2A_NOTIFY": orjson.dumps(places).decode(), "A2A_NOTIFY_QUIET": hours}
+    async with started(opencode, tmp_path, **changes) as service:
+        task = await Caller(service).send("hello")
+        database = parts_of(service).database
+        columns = sa.select(webhooks.c.last_outcome, webhooks.c.failing_since)
+
+        def outcome(connection: Connection) -> tuple[str | None, int | None]:
+            found = connection.execute(columns.order_by(webhooks.c.no.desc())).first()
+            return (None, None) if found is None else tuple(found)
+
+        async with asyncio.timeout(60):
+            while (told := await database.read(outcome))[0] in (None, "skipped"):
+                pass
+
+        assert task.state == "input_required"
+        assert told == ("quiet", None)
+        assert receiver.received == []
