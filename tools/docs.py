@@ -135,8 +135,8 @@ behind the service: the answer of a turn that is text alone; that of a turn with
 and a changed file; the question when a command needs permission; the answer after the client has
 sent "yes"; and why a turn failed. Each client takes the binding that it chooses by the card, and
 folds a stream itself. *Right* means that the client shows exactly that and nothing else.
-`make clients` runs all of them and writes this table. The official `a2a` command line is missing:
-it is written in Go, and what it is built from is in no package registry that we install from.
+`make clients` runs all of them and writes this table; the official `a2a` command line, which no
+package registry has, if it is on the path.
 
 What the table decided:
 

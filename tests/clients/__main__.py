@@ -106,7 +106,7 @@ async def talking(client: Client, service: Running, state: Path) -> AsyncGenerat
         for script in driver.parent.glob("*.mjs"):
             shutil.copy(script, place)
         driver = place / client.driver
-    elif client.environment == "a2a-sdk":
+    elif client.program or client.environment == "a2a-sdk":
         program = sys.executable
     else:
         program = str(tools / client.environment / "bin" / "python")
@@ -194,7 +194,8 @@ def _store(seen: Seen, should: Expected) -> None:
 async def main(wanted: list[str]) -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     clients = [c for c in CLIENTS if not wanted or any(part in c.id for part in wanted)]
-    seen: Seen = load()[0] if wanted and SEEN.exists() else {}
+    before: Seen = load()[0] if SEEN.exists() else {}
+    seen: Seen = before if wanted else {}
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         workspace, state, opencode = place / "workspace", place / "state", place / "opencode"
@@ -212,6 +213,10 @@ async def main(wanted: list[str]) -> int:
             async with serving(settings, port=port) as service:
                 should = await expected(Caller(service), workspace)
                 for number, client in enumerate(clients):
+                    if client.program and not shutil.which(client.program):
+                        print(f"{client.id}: not run, because `{client.program}` is not on the path")
+                        seen[client.id] = before.get(client.id, {})
+                        continue
                     seen[client.id] = {}
                     says = scripts(workspace, f"file-{number}")
                     async with talking(client, service, state) as say:

@@ -34,6 +34,9 @@ class Client:
     """Scenes in which it shows something else, by a fault of its own, and which."""
     sometimes: frozenset[str] = frozenset()
     """Those of them in which the fault shows only sometimes."""
+    program: str | None = None
+    """What has to be on the path, since no package registry has it; without it, the client is not
+    run, and the table keeps what was seen with it last."""
 
     @property
     def id(self) -> str:
@@ -56,6 +59,7 @@ class Client:
 
 _ROOT = HERE.parent.parent
 _PINS = {
+    "a2a-cli": (HERE / "drivers" / "official_cli.py", "a2a-cli@"),
     "a2a-sdk": (_ROOT / "uv.lock", r'name = "a2a-sdk"\nversion = "'),
     "a2a-sdk-0.3": (_ROOT / "tests" / "support" / "sdk03" / "requirements.txt", "a2a-sdk=="),
     "js-sdk-1.0": (_ROOT / "package.json", '"a2a-sdk-1.0": "npm:@a2a-js/sdk@'),
@@ -128,6 +132,12 @@ _LANGCHAIN = "The package for LangChain joins the texts of all artifacts, the re
 _LANGCHAIN_QUESTION = (
     "The package for LangChain shows nothing of a task that has not ended, unless it streams."
 )
+_GO_CARD = (
+    "The SDK for Go does not read a card of 1.0 that asks for a credential (its issue 430, open): "
+    "it expects a list where the specification has an object. `--transport` helps, with which the "
+    "command line reads no card, and so does `A2A_CARD_FORM=0.3`."
+)
+_CLI = "a2a-cli"
 _CREW = "crewai"
 _MS = "agent-framework-a2a"
 _LC = "langchain-remote-a2a-agent"
@@ -142,6 +152,19 @@ CLIENTS: tuple[Client, ...] = (
     Client("@a2a-js/sdk", "js-sdk-1.0", None, ("streaming",)),
     Client("@a2a-js/sdk", "js-sdk-0.3", None, ("blocking",)),
     Client("@a2a-js/sdk", "js-sdk-0.3", None, ("streaming",)),
+    Client(
+        "`a2a`, the command line",
+        _CLI,
+        "official_cli.py",
+        ("card", "blocking"),
+        dict.fromkeys(SCENES, _GO_CARD),
+        program="a2a",
+    ),
+    *(
+        Client(f"`a2a --transport {by}`", _CLI, "official_cli.py", (by, delivery), program="a2a")
+        for by in ("rest", "jsonrpc")
+        for delivery in ("blocking", "streaming")
+    ),
     Client("google-adk, legacy converter", "google-adk", "google_adk.py", ("legacy", "blocking")),
     Client(
         "google-adk, legacy converter",
