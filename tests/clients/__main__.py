@@ -214,7 +214,9 @@ async def main(wanted: list[str]) -> int:
                 should = await expected(Caller(service), workspace)
                 for number, client in enumerate(clients):
                     if client.program and not shutil.which(client.program):
-                        print(f"{client.id}: not run, because `{client.program}` is not on the path")
+                        print(
+                            f"{client.id}: not run, because `{client.program}` is not on the path"
+                        )
                         seen[client.id] = before.get(client.id, {})
                         continue
                     seen[client.id] = {}

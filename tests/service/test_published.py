@@ -53,6 +53,12 @@ EVERYTHING = {
         ]
     ).decode(),
 }
+BOB = "a-token-for-bob-who-may-do-less"
+TWO = [
+    *orjson.loads(EVERYTHING["A2A_STATIC_AUTH_CREDENTIALS"]),
+    {"scheme": "bearer", "principal": "bob", "token": BOB},
+]
+PRINCIPALS = {**EVERYTHING, "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(TWO).decode()}
 DEPLOYMENTS: dict[str, dict[str, str]] = {
     "default": {},
     "no root": {"OPENCODE_WORKSPACE_ROOT": ""},
@@ -66,6 +72,8 @@ DEPLOYMENTS: dict[str, dict[str, str]] = {
     "ask": {"A2A_PROFILE": "ask", **EVERYTHING},
     "everything": EVERYTHING,
     "push off": {"A2A_PUSH_ENABLED": "false"},
+    "fleet": {},
+    "principals": PRINCIPALS,
 }
 
 
@@ -170,10 +178,16 @@ async def deployment(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncGenerator[Deployment]:
     state, changes = tmp_path_factory.mktemp("state"), DEPLOYMENTS[request.param]
-    async with started(shared_opencode, state, **changes) as service:
-        found = Deployment(request.param, service, shared_opencode)
-        await found.read()
-        yield found
+    async with FakeOpenCode(shared_opencode.workspace).running() as other:
+        if request.param == "fleet":
+            # New conversations begin at the one that plays what the tests want.
+            first = {"name": "a", "url": shared_opencode.url}
+            entries = [first, {"name": "b", "url": other.url, "drain": True}]
+            changes = {"OPENCODE_UPSTREAMS": orjson.dumps(entries).decode()}
+        async with started(shared_opencode, state, **changes) as service:
+            found = Deployment(request.param, service, shared_opencode)
+            await found.read()
+            yield found
 
 
 async def test_a_directory_may_be_chosen_exactly_where_that_is_said(
@@ -435,7 +449,7 @@ async def test_a_skill_stands_for_what_can_be_called(deployment: Deployment) -> 
         if "JSON-RPC methods" in skill["description"]:
             assert skill["examples"]
             assert {one.partition(":")[0] for one in skill["examples"]} <= listed
-    everything = deployment.name == "everything"
+    everything = deployment.name in ("everything", "principals")
     assert features["session_shell"]["enabled"] == everything
     assert ("opencode.sessions.session_shell" in skills) == everything
     assert ("opencode.webhooks.query" in skills) == (deployment.name != "push off")
@@ -532,16 +546,46 @@ async def test_lists_take_the_form_that_only_03_has_where_that_is_said(
         assert declared == (["query"] if "0.3" in spoken else [])
 
 
-async def test_a_fleet_says_how_many_opencodes_it_has(
+async def test_the_card_says_how_many_opencodes_there_are(deployment: Deployment) -> None:
+    told = deployment.public["description"]
+
+    assert ("the workspaces of 2 OpenCode servers" in told) == (deployment.name == "fleet")
+    assert ("the workspace of one OpenCode server" in told) == (deployment.name != "fleet")
+
+
+async def test_a_credential_may_call_what_needs_no_capability_and_sees_its_own(
     shared_opencode: FakeOpenCode, tmp_path: Path
 ) -> None:
-    async with FakeOpenCode(shared_opencode.workspace).running() as other:
-        entries = [{"name": "a", "url": shared_opencode.url}, {"name": "b", "url": other.url}]
-        listed = {"OPENCODE_UPSTREAMS": orjson.dumps(entries).decode()}
-        async with started(shared_opencode, tmp_path, **listed) as service:
-            card = orjson.loads((await service.http.get("/.well-known/agent-card.json")).content)
+    async with started(shared_opencode, tmp_path, **PRINCIPALS) as service:
+        deployment = Deployment("principals", service, shared_opencode)
+        await deployment.read()
+        bob = Caller(service, token=BOB)
+        task = (await deployment.send())["result"]["task"]
+        for method in METHODS:
+            answer = await bob.answer(method.name, method.example, "1.0")
 
-    assert "the workspaces of 2 OpenCode servers" in card["description"]
+            refused = answer.get("error", {"code": 0})["code"] == -31007
+            assert refused == (method.capability is not None), (method.name, answer)
+        session = task["metadata"]["shared"]["session"]["id"]
+        others = await bob.answer("GetTask", {"id": task["id"]}, "1.0")
+        theirs = await bob.answer("opencode.sessions.get", {"session_id": session}, "1.0")
+        listed = await bob.answer("ListTasks", {}, "1.0")
+
+    assert [answer["error"]["code"] for answer in (others, theirs)] == [-32001, -31001]
+    assert task["id"] not in orjson.dumps(listed).decode()
+
+
+async def test_a_task_carries_only_the_fields_that_are_listed(deployment: Deployment) -> None:
+    (listed,) = {tuple(one) for one in _found(deployment.extended["capabilities"], "task_fields")}
+    seen: set[str] = set()
+    modes = {"acceptedOutputModes": ["text/plain"]}
+    for recording in ("plain-text", "finish-length", "error-400"):
+        deployment.opencode.play(recording)
+        sent = (await deployment.send(configuration=modes))["result"]
+        seen |= set(sent.get("task", sent)["metadata"]["opencode"])
+
+    assert seen <= set(listed)
+    assert {"created_at", "title", "output_negotiation", "error", "finish"} <= seen
 
 
 async def test_the_record_of_the_start_names_the_versions_spoken(deployment: Deployment) -> None:
@@ -550,3 +594,132 @@ async def test_the_record_of_the_start_names_the_versions_spoken(deployment: Dep
     named: Any = deployment.service.service.report.started()["protocol_versions"]
 
     assert set(named) == set(spoken)
+
+
+class Limits:
+    """The limits of a schema, each with a value on either side of it."""
+
+    def __init__(self, schemas: Any) -> None:
+        self._schemas = schemas
+
+    def sample(self, schema: Any) -> Any:
+        """Return a small value that fits a schema."""
+        schema = self._meant(schema)
+        if "const" in schema or "enum" in schema:
+            return schema.get("const", schema.get("enum", [None])[0])
+        match schema.get("type"):
+            case "object":
+                needed, fields = schema.get("required", ()), schema.get("properties", {})
+                return {name: self.sample(fields[name]) for name in needed}
+            case "array":
+                return [self.sample(schema["items"])] * schema.get("minItems", 0)
+            case "string":
+                beginning = schema.get("pattern", "").partition("[")[0].removeprefix("^")
+                return f"{beginning}x"
+            case "boolean":
+                return True
+            case _:
+                return schema.get("minimum", 0)
+
+    def of(self, schema: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the path of each limit, and the whole value with it kept and with it passed."""
+        schema = self._meant(schema)
+        for kept, passed in self._edges(schema):
+            yield "", kept, passed
+        for name, inner in schema.get("properties", {}).items():
+            for choice in self._choices(inner):
+                base = {} if value is None else value
+                given = base.get(name)
+                fits = given if isinstance(given, dict) else self.sample(choice)
+                for path, kept, passed in self.of(choice, fits):
+                    where = (
+                        f"{name}.{path}".rstrip(".") if not path.startswith("[") else name + path
+                    )
+                    yield where, {**base, name: kept}, {**base, name: passed}
+        if schema.get("type") == "array":
+            for choice in self._choices(schema["items"]):
+                for path, kept, passed in self.of(choice, self.sample(choice)):
+                    yield f"[0].{path}".rstrip("."), [kept], [passed]
+
+    def _edges(self, schema: Any) -> Iterator[tuple[Any, Any]]:
+        match schema:
+            case {"type": "string", **bounds}:
+                text = self.sample(schema)
+                if "maxLength" in bounds:
+                    most = bounds["maxLength"]
+                    yield text + "x" * (most - len(text)), text + "x" * (most + 1 - len(text))
+                if bounds.get("minLength"):
+                    yield text, ""
+                if "pattern" in bounds:
+                    beginning = text.removesuffix("x")
+                    assert bounds["pattern"] == f"^{beginning}[A-Za-z0-9]{{1,128}}$"
+                    yield beginning + "x" * 128, beginning + "x" * 129
+                if "pattern" in bounds or "enum" in bounds:
+                    yield text, "no such word"
+            case {"type": "integer", **bounds}:
+                if "maximum" in bounds:
+                    yield bounds["maximum"], bounds["maximum"] + 1
+                if "minimum" in bounds:
+                    yield bounds["minimum"], bounds["minimum"] - 1
+            case {"type": "array", **bounds}:
+                one = self.sample(self._choices(schema["items"])[0])
+                if "maxItems" in bounds:
+                    yield [one] * bounds["maxItems"], [one] * (bounds["maxItems"] + 1)
+                if "minItems" in bounds:
+                    yield [one], []
+            case _:
+                pass
+
+    def _choices(self, schema: Any) -> list[Any]:
+        schema = self._resolved(schema)
+        listed = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        return [one for one in listed if one.get("type") != "null"] or [schema]
+
+    def _meant(self, schema: Any) -> Any:
+        return self._resolved(self._choices(schema)[0])
+
+    def _resolved(self, schema: Any) -> Any:
+        while "$ref" in schema:
+            schema = self._schemas[schema["$ref"].rpartition("/")[2]]
+        return schema
+
+
+async def test_every_limit_of_a_field_is_the_one_that_is_published(
+    shared_opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    tried: set[str] = set()
+    async with started(shared_opencode, tmp_path, **EVERYTHING) as service:
+        deployment = Deployment("everything", service, shared_opencode)
+        await deployment.read()
+        schemas = deployment.openapi["components"]["schemas"]
+        limits = Limits(schemas)
+        for method in METHODS:
+            schema = schemas[f"Request.{method.name}"]["properties"]["params"]
+            shared = {one for one in tried if one.startswith("metadata")}
+            for path, kept, passed in limits.of(schema, method.example):
+                if path in shared:
+                    continue  # the same type in every method
+                # One field that no method has keeps each from being run.
+                within = await deployment.refused_fields(method.name, {**kept, "odd": 1})
+                beyond = await deployment.refused_fields(method.name, {**passed, "odd": 1})
+
+                assert path not in within, (method.name, path)
+                assert path in beyond, (method.name, path)
+                tried.add(path)
+        for operation, params in (
+            ("ListTasks", {}),
+            ("GetTask", {"id": "t-1"}),
+            ("SendMessage", deployment.message()),
+            ("CreateTaskPushNotificationConfig", {"taskId": "t-1", "url": "https://example.com"}),
+            ("tasks/get", {"id": "t-1"}),
+        ):
+            schema = schemas[f"Request.{operation.replace('/', '.')}"]["properties"]["params"]
+            for path, _, passed in limits.of(schema, params):
+                version = "0.3" if "/" in operation else "1.0"
+                answer = await deployment.caller.answer(operation, passed, version)
+
+                named = {one.replace("[0]", "") for one in _found(answer["error"]["data"], "field")}
+                assert answer["error"]["code"] == -32602, (operation, path, answer)
+                assert path.replace("[0]", "") in named, (operation, path, named)
+                tried.add(path)
+    assert {"limit", "answers[0]", "request.messageID", "message.parts", "pageSize"} <= tried

@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId
-from opencode_a2a.opencode.calls import well_formed
+from opencode_a2a.opencode.calls import id_pattern, well_formed
 from opencode_a2a.opencode.types import Wire, wire_name
 from opencode_a2a.rights import Profile
 from opencode_a2a.validation import FREE_OBJECT, listed, violations, wrong
@@ -192,15 +192,21 @@ def shaped(prefix: str, what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def published(prefix: str) -> WithJsonSchema:
+    """Publish the form of OpenCode's ids of a kind."""
+    return WithJsonSchema({"type": "string", "pattern": id_pattern(prefix)})
+
+
 MessageRef = Annotated[
     MessageId,
     Field(min_length=1, max_length=MAX_ID),
     AfterValidator(_plain),
     AfterValidator(_filled),
     shaped("msg", "message"),
+    published("msg"),
 ]
-PartRef = Annotated[Id, shaped("prt", "part")]
-WorkspaceId = Annotated[Id, shaped("wrk", "workspace")]
+PartRef = Annotated[Id, shaped("prt", "part"), published("prt")]
+WorkspaceId = Annotated[Id, shaped("wrk", "workspace"), published("wrk")]
 
 
 # --- params that several methods share --------------------------------------------------------

@@ -236,7 +236,13 @@ def upstream_error(request: Request, error: ExchangeError) -> UpstreamError:
 
 # Requests
 
-_SHAPE: Final = re.compile(r"(ses|msg|prt|per|que|frm|wrk|sh)_[A-Za-z0-9]{1,128}\Z")
+_REST: Final = "[A-Za-z0-9]{1,128}"
+_SHAPE: Final = re.compile(rf"(ses|msg|prt|per|que|frm|wrk|sh)_{_REST}\Z")
+
+
+def id_pattern(prefix: str) -> str:
+    """Return the shape of OpenCode's ids with this prefix, as a JSON schema has it."""
+    return f"^{prefix}_{_REST}$"
 
 
 def well_formed(prefix: str, value: str) -> bool:
