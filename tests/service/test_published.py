@@ -628,14 +628,14 @@ class Limits:
             yield "", kept, passed
         for name, inner in schema.get("properties", {}).items():
             for choice in self._choices(inner):
-                base = {} if value is None else value
-                given = base.get(name)
-                fits = given if isinstance(given, dict) else self.sample(choice)
+                given: Any = value.get(name)
+                inside = self._meant(choice).get("type") == "object"
+                fits: Any = given if given and inside else self.sample(choice)
                 for path, kept, passed in self.of(choice, fits):
                     where = (
                         f"{name}.{path}".rstrip(".") if not path.startswith("[") else name + path
                     )
-                    yield where, {**base, name: kept}, {**base, name: passed}
+                    yield where, {**value, name: kept}, {**value, name: passed}
         if schema.get("type") == "array":
             for choice in self._choices(schema["items"]):
                 for path, kept, passed in self.of(choice, self.sample(choice)):
