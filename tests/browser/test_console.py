@@ -408,6 +408,76 @@ async def test_files_are_attached_pasted_and_dropped(look: Look, service: Runnin
     await ended(page)
     await expect(page.locator(".person img")).to_have_js_property("naturalWidth", 1)
     await expect(page.locator(".person .file")).to_have_text("[drop.txt]")
+    await page.get_by_role("link", name="Session", exact=True).click()
+    await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
+    await expect(page.locator(".person img")).to_have_js_property("naturalWidth", 1)
+
+
+async def test_a_task_is_planned_first_within_a_profile_and_stopped_for_another(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    page = await look(f"{service.url}/console")
+    await new_task(page)
+    await page.get_by_text("Options").click()
+    await page.get_by_label("What the agent may do").select_option("read-only")
+    steps = ([writing("forbidden.md")], [{"say": "heard"}])
+    await page.get_by_label("What should the agent do?").fill(f"read {script(*steps)}")
+    await page.get_by_role("button", name="Start").click()
+    await ended(page)  # and nobody was asked
+    await expect(page.get_by_text("heard", exact=True)).to_be_visible()
+    assert not (stage.workspace / "forbidden.md").exists()
+
+    await new_task(page)
+    planned = f"planned {script({'say': 'my **plan**'})}"
+    await page.get_by_label("What should the agent do?").fill(planned)
+    await page.get_by_role("button", name="Plan first").click()
+    card = page.get_by_role("region", name="Carry out this plan?")
+    await expect(card.locator("strong")).to_have_text("plan")
+    await card.get_by_role("button", name="Go").click()
+    await ended(page)
+    await expect(page.get_by_text(re.compile("Approved by you, "))).to_be_visible()
+
+    composer = page.locator(".composer textarea")
+    await composer.fill(script({"say": "at work"}, {"gate": "never"}, {"say": "too late"}))
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("at work", exact=True)).to_be_visible()
+    await composer.fill(script({"say": "this instead"}))
+    await page.get_by_label("When the agent gets it").select_option("Stop, and do this instead")
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.get_by_text("this instead", exact=True)).to_be_visible()
+    await ended(page)
+    await expect(page.get_by_text("too late", exact=True)).to_have_count(0)
+
+
+async def test_long_outputs_come_in_pieces_and_changes_by_file(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    page = await look(f"{service.url}/console")
+    command = "for n in 1 2 3 4; do seq 1 70 > many-$n.txt; done; seq 1 1500"
+    bash = {"tool": "bash", "input": {"command": command, "description": "Count"}}
+    await start(page, f"pieces {script(bash, DONE)}")
+    await page.get_by_role("button", name="Allow once").click()
+    await ended(page)
+
+    tool = page.locator(".tool.completed")
+    await tool.locator("summary").click()
+    output = tool.locator("pre").last
+    await expect(output).to_contain_text("200")
+    assert (await output.inner_text()).split()[-1] == "200"
+    await tool.get_by_role("button", name="Show 1000 of 1300 more lines").click()
+    await tool.get_by_role("button", name="Show all 1500 lines").click()
+    assert (await output.inner_text()).split() == [str(number) for number in range(1, 1501)]
+
+    changes = page.locator(".changes .diff")
+    await expect(changes).to_have_count(4)
+    await expect(page.locator(".changes .diff[open]")).to_have_count(0)
+    one = page.locator(".changes .diff", has_text="many-2.txt")
+    await one.locator("summary").click()
+    await expect(one.locator(".counts")).to_have_text("+70 \u22120")
+    await one.get_by_role("button", name="Whole file").click()
+    await expect(one.locator(".whole pre")).to_contain_text("70")
+    for number in range(1, 5):
+        (stage.workspace / f"many-{number}.txt").unlink()
 
 
 async def test_what_waits_stands_first_whatever_came_after_it(

@@ -78,7 +78,7 @@ export class Tool {
     const shown = EDITS.includes(tool) && diff ? patchView(diff, typeof input.filePath === "string" ? input.filePath : undefined)
       : tool === "write" && typeof input.content === "string" && typeof input.filePath === "string" ? newFile(input.filePath, input.content)
       : [tool === "bash" && typeof input.command === "string" ? long(`$ ${input.command}`.split("\n")) : Object.keys(input).length ? long(JSON.stringify(input, null, 2).split("\n")) : null,
-        output && long(output.split("\n"))];
+        output && long(output.replace(/\n$/, "").split("\n"))];
     fill(this.body, shown, error && h("p", { class: "bad" }, error));
   }
 }
