@@ -163,7 +163,9 @@ async def test_a_port_in_use_is_one_line_before_anything_is_started(
     assert output.startswith(
         f"opencode-a2a: your service runs at http://{HOST}:{program.port} already; `"
     )
-    assert output.endswith("console` opens it, and --port starts another one beside it\n")
+    assert output.endswith(
+        "console` opens it, and --port with another --workspace starts one beside it\n"
+    )
     assert not (tmp_path / "other.db").exists()
 
 

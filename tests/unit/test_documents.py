@@ -134,7 +134,7 @@ def test_opencode_is_installed_in_one_version_everywhere() -> None:
         (file.name, match)
         for file in texts
         for match in re.findall(r"npm install -g opencode-ai\S*", file.read_text())
-        if match.rstrip("`,;.") != f"npm install -g opencode-ai@{QUALIFIED}"
+        if match.rstrip("`,;.):") != f"npm install -g opencode-ai@{QUALIFIED}"
     }
 
     assert found == {("process.py", 'npm install -g opencode-ai@{QUALIFIED}`"')}

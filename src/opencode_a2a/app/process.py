@@ -70,7 +70,7 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
         ours = [one.url for one in services if urlsplit(one.url).port == settings.a2a.port]
         there = (
             f"your service runs at {ours[0]} already; `{program()} console` opens it, "
-            "and --port starts another one beside it"
+            "and --port with another --workspace starts one beside it"
             if ours
             else error
         )
