@@ -809,9 +809,13 @@ async def test_a_cancel_in_the_moment_in_which_a_task_is_taken_up_stops_it_in_op
     canceling: list[asyncio.Task[None]] = []
     adopt = OpenTasks.adopt
 
+    async def cancel(task: OpenTask) -> None:
+        await task.cancel()
+        await task.log.until_ended()
+
     def adopt_and_cancel(self: OpenTasks, *of: Any) -> OpenTask:
         task = adopt(self, *of)
-        canceling.append(asyncio.create_task(task.cancel()))
+        canceling.append(asyncio.create_task(cancel(task)))
         return task
 
     monkeypatch.setattr(OpenTasks, "adopt", adopt_and_cancel)

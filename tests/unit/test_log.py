@@ -40,7 +40,6 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.messages import (
-    Added,
     Answered,
     Message,
     Part,
@@ -68,9 +67,8 @@ from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskState
 from opencode_a2a.tasks.webhooks import Webhooks
-from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import SessionRights, Sessions, WorkspaceRoot
 from opencode_a2a.turns.turn import SharedTurns
@@ -688,43 +686,34 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
         assert isinstance(task, OpenTask)
         assert isinstance(other, OpenTask)
         await task.log.append([Started()])
-        left, going, commit = asyncio.Event(), asyncio.Event(), desk.writer.commit
+        reached, asked = asyncio.Event(), list[str]()
 
-        async def store() -> None:
-            left.set()
-            await going.wait()
-            await commit()
-
-        def first() -> asyncio.Future[None]:
-            monkeypatch.setattr(desk.writer, "commit", commit)
-            return asyncio.ensure_future(store())
+        async def wait_for_opencode(_: SharedTurns) -> None:
+            reached.set()
+            await asyncio.Event().wait()
 
         async def ask(upstream: str, *_: object, **__: object) -> bytes:
-            raise UpstreamUnreachableError(upstream)
+            asked.append(upstream)
+            raise UpstreamUnreachableError
 
-        monkeypatch.setattr(desk.writer, "commit", first)
+        monkeypatch.setattr(SharedTurns, "check_reachable", wait_for_opencode)
         monkeypatch.setattr(desk.tasks.mailbox, "ask", ask)
-        desk.member.owned = False
-        giving_up = asyncio.create_task(desk.tasks.open.give_up(desk.member))
-        await left.wait()
+        more = replace(order("m3"), task_id=task.log.ref.id)
+        inside = asyncio.create_task(desk.tasks.sending.submit(more))
+        await reached.wait()
+        await desk.member.let_go()
         await other.end(Finished(Outcome.COMPLETED))  # in the last moment
-        more = order("m3")
         for stage in ("before it is stored", "afterwards"):
-            yes = Answer(PermissionReply("once"), Principal("alice"), more.message)
             for late in (
-                task.cancel(),
-                task.answer(["per_1"], yes, lambda _: None),
-                task.add(Added(more.message, more.request), lambda _: None),
-                task.resume(more.message, more.request, lambda _: None, None),
-                task.repeat(more.message),
+                inside,
+                desk.tasks.sending.submit(more),
+                desk.tasks.cancel(more.principal, task.log.ref.id),
             ):
-                with pytest.raises(NotOwnerError):
+                with pytest.raises(UpstreamUnreachableError):
                     await late
-            with pytest.raises(UpstreamUnreachableError, match=MAIN):
-                await desk.tasks.submit(replace(more, task_id=task.log.ref.id))
-            going.set()
-            await giving_up
-            assert desk.tasks.open.all() == [], stage
+            assert asked == [MAIN] * len(asked), stage
+            await desk.tasks.open.give_up(desk.member)
 
+        assert (len(asked), desk.tasks.open.all()) == (5, [])
         assert (await stored_task(task.log)).status.state is State.WORKING
         assert (await stored_task(other.log)).status.state is State.COMPLETED

@@ -56,12 +56,22 @@ from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import NewWebhook, TaskName, TaskService, WebhookName
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
+from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.turns.sessions import WorkspaceRoot
 from opencode_a2a.turns.turn import SharedTurns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only
+
+
+def fleet_of(database: Database, *, owned: bool) -> Fleet:
+    """Return the OpenCode ``x``, which cannot be reached."""
+    away = SimpleNamespace(feed=SimpleNamespace(up=asyncio.Event()))
+    behind = Upstream("http://127.0.0.1:9", "", None)
+    entry = UpstreamEntry(name="x", url=behind.url)
+    member = Member(entry, behind, lambda: cast("tuple[SharedTurns, Errands]", (away, None)))
+    member.owned = owned
+    return Fleet([member], database, 0)
 
 
 class Office:
@@ -79,7 +89,7 @@ class Office:
         self.mailbox.register("echo", self.handle)
         self._running: asyncio.Task[None] | None = None
 
-    async def handle(self, body: bytes) -> bytes:
+    async def handle(self, upstream: str, body: bytes) -> bytes:
         self.asked.append(body)
         self.begun.set()
         await self.held.wait()
@@ -186,7 +196,7 @@ async def test_the_owners_refusal_is_raised_as_it_was(offices: Offices) -> None:
     await b.own("x")
     violations = (Violation("limit", "must be a number"),)
 
-    async def refuse(body: bytes) -> bytes:
+    async def refuse(upstream: str, body: bytes) -> bytes:
         raise InvalidFieldError("limit: must be a number", violations=violations, field="limit")
 
     b.mailbox.handlers["echo"] = refuse
@@ -200,7 +210,7 @@ async def test_a_defect_of_the_owner_tells_nothing(offices: Offices) -> None:
     a, b, _ = offices
     await b.own("x")
 
-    async def fail(body: bytes) -> bytes:
+    async def fail(upstream: str, body: bytes) -> bytes:
         raise KeyError("/srv/secret")
 
     b.mailbox.handlers["echo"] = fail
@@ -224,20 +234,21 @@ async def test_arguments_and_results_that_cannot_be_read_are_to_be_tried_again(
     await b.own("x")
     theirs, ours, number = Mailbox(b.database, list), Mailbox(a.database, list), TypeAdapter(int)
 
-    async def double(given: int) -> int:
+    async def double(_: Member, given: int) -> int:
         return 2 * given
 
-    async def describe(given: int) -> str:
+    async def describe(_: Member, given: int) -> str:
         return f"{given} twice"
 
-    OwnerCall(theirs, "double", double, lambda: number, lambda: number)
+    owned, unowned = fleet_of(b.database, owned=True), fleet_of(a.database, owned=False)
+    OwnerCall(theirs, "double", owned, double, lambda: number, lambda: number)
     b.mailbox.handlers |= theirs.handlers
-    call = OwnerCall(ours, "double", describe, lambda: number, lambda: TypeAdapter(str))
+    call = OwnerCall(ours, "double", unowned, describe, lambda: number, lambda: TypeAdapter(str))
     running = asyncio.create_task(ours.run())
     with pytest.raises(UpstreamUnreachableError, match="nothing was done"):
         await a.mailbox.ask("x", "double", b'"two"', repeatable=True)
     with pytest.raises(UpstreamUnreachableError, match="may have been done"):
-        await call.ask("x", 2)
+        await call.run(unowned.place("x"), 2)
     running.cancel()
     await asyncio.wait([running])
 
@@ -444,8 +455,8 @@ async def test_what_belongs_to_another_is_passed_on(offices: Offices) -> None:
     await b.own("x")
     await c.own("y")
 
-    async def elsewhere(body: bytes) -> bytes:
-        raise NotOwnerError("y")
+    async def elsewhere(upstream: str, body: bytes) -> bytes:
+        raise MovedError("y")
 
     b.mailbox.handlers["echo"] = elsewhere
     assert await a.ask("x") == b"HI"
@@ -460,11 +471,11 @@ async def test_two_who_disagree_do_not_hold_the_caller(
     await b.own("x")
     await c.own("y")
 
-    async def to_y(body: bytes) -> bytes:
-        raise NotOwnerError("y")
+    async def to_y(upstream: str, body: bytes) -> bytes:
+        raise MovedError("y")
 
-    async def to_x(body: bytes) -> bytes:
-        raise NotOwnerError("x")
+    async def to_x(upstream: str, body: bytes) -> bytes:
+        raise MovedError("x")
 
     b.mailbox.handlers["echo"], c.mailbox.handlers["echo"] = to_y, to_x
     with pytest.raises(UpstreamUnreachableError):
@@ -582,6 +593,50 @@ async def test_a_message_is_the_same_elsewhere() -> None:
     assert adapter.validate_json(later) == command
 
 
+async def test_an_opencode_is_given_up_when_nobody_holds_it(offices: Offices) -> None:
+    a, _, _ = offices
+    fleet, number = fleet_of(a.database, owned=True), TypeAdapter(int)
+    member, inside = fleet.first, asyncio.Event()
+
+    async def halve(_: Member, given: int) -> int:
+        if given % 2:
+            raise MovedError("y")
+        inside.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def ask(*_: object, **__: object) -> bytes:
+        return b"-1"
+
+    mailbox = Mailbox(a.database, list)
+    call = OwnerCall(
+        mailbox, "halve", fleet, halve, lambda: number, lambda: number, lambda given: given != 4
+    )
+    mailbox.ask = ask
+    again = asyncio.create_task(call.run(Here(member), 2))
+    await inside.wait()
+    inside.clear()
+    once = asyncio.create_task(call.run(Here(member), 4))
+    await inside.wait()
+    leaving = asyncio.create_task(call.run(Here(member), 6))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    elsewhere = await call.run(Here(member), 3)
+
+    await member.let_go()
+
+    assert (elsewhere, await again, member.held) == (-1, -1, False)
+    with pytest.raises(UpstreamUnreachableError, match="may have been done"):
+        await once
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    with pytest.raises(MovedError):
+        async with member.hold():
+            raise AssertionError
+    assert await call.run(Here(member), 2) == -1  # it was placed before that
+    assert fleet.place("x") == There("x")
+
+
 async def test_calls_are_declared_once_and_before_the_mailbox_runs(offices: Offices) -> None:
     a, b, _ = offices
     idle = Mailbox(a.database, list)
@@ -605,7 +660,7 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
     tasks = TaskService.__new__(TaskService)
     tasks.mailbox = Mailbox(b.database, lambda: b.mine)
     deps = Deps(
-        Fleet.__new__(Fleet),
+        fleet_of(b.database, owned=True),
         WorkspaceRoot.__new__(WorkspaceRoot),
         tasks,
         Webhooks.__new__(Webhooks),
@@ -649,21 +704,17 @@ async def test_a_method_that_changes_something_is_run_by_the_owner(offices: Offi
     a, b, _ = offices
     await b.own("x")
 
-    async def create(_: bytes) -> bytes:
+    async def create(_: str, __: bytes) -> bytes:
         return orjson.dumps({"created": "by its owner"})
 
     async def fetch(*_: object) -> Any:
         raise AssertionError
 
     b.mailbox.handlers["method"] = create
-    away = SimpleNamespace(feed=SimpleNamespace(up=asyncio.Event()))
-    behind = Upstream("http://127.0.0.1:9", "", None)
-    entry = UpstreamEntry(name="x", url=behind.url)
-    member = Member(entry, behind, lambda: cast("tuple[SharedTurns, Errands]", (away, None)))
     tasks = TaskService.__new__(TaskService)
     tasks.mailbox = Mailbox(a.database, list)
     deps = Deps(
-        Fleet([member], a.database, 0),
+        fleet_of(a.database, owned=False),
         WorkspaceRoot(None, allow_override=False),
         tasks,
         Webhooks.__new__(Webhooks),

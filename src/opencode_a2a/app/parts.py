@@ -133,12 +133,12 @@ async def start_parts(
     parts = Parts(
         database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id, notices
     )
-    # To be read from below: first errands are stopped, then the tasks are stored and handed over to
-    # other replicas, and at last the OpenCodes are given up.
+    # To be read from below: first calls and errands are stopped, then the tasks are stored and
+    # handed over to other replicas, and at last the OpenCodes are given up.
     stack.push_async_callback(ownership.close)
     stack.push_async_callback(parts.store_and_hand_over, settings.a2a.shutdown_grace_seconds)
     streams.on_drain.append(tasks.open.stop_waiting)
-    stack.push_async_callback(ownership.close_errands)
+    stack.push_async_callback(ownership.stop)
 
     # Take the OpenCodes: from here on their events are followed, and their tasks recovered.
     try:

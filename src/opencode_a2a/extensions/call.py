@@ -25,7 +25,7 @@ from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.webhooks import Webhooks
-from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.fleet import Anywhere, Fleet, Here, Member, Place
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import (
     WORKSPACE_FIELD,
@@ -63,26 +63,28 @@ class Deps:
     )
     """The catalogue of each location and the monotonic time it was read at, for ``providers``."""
 
-    async def member(self, principal: Principal, params: Routed, *, changes: bool) -> Member:
-        """Return the OpenCode that a call is about, by what its params name.
+    async def place(self, params: Routed, *, changes: bool) -> Place:
+        """Say where a call belongs, by what its params name.
 
-        That is the one with the session, request or workspace, or else one that serves the
-        directory. Raise NotOwnerError if another replica runs it, unless the call changes nothing
-        and any OpenCode would answer the same.
+        That is the OpenCode with the session, request or workspace, or else one that serves the
+        directory; if the call changes nothing, all of these answer the same.
         """
-        if self.fleet.alone and self.fleet.first.owned:
-            return self.fleet.first
+        fleet = self.fleet
+        if fleet.alone and fleet.first.owned:
+            return Here(fleet.first)
         if params.named_session is not None:
-            return await self.fleet.holder_of_session(params.named_session)
+            return await fleet.place_of_session(params.named_session)
         if params.named_request is not None:
-            member = await self.fleet.holder_of_request(params.named_request)
-            return member.check_owned() if changes else member
+            return await fleet.place_of_request(params.named_request)
         if params.named_place is not None:
-            member = await self.fleet.holder_of_workspace(params.named_place)
-            if member is not None or params.place.workspace is not None:
-                return (member or self.fleet.any_member).check_owned()
-        member = self.fleet.serving(self.workspace.directory(*params.named_directory))
-        return member.check_owned() if changes else member
+            place = await fleet.place_of_workspace(params.named_place)
+            if place is not None or params.place.workspace is not None:
+                return place or fleet.place(fleet.first.name)
+        directory = self.workspace.directory(*params.named_directory)
+        if params.begins_context:
+            return fleet.place_of_new_context(directory)
+        member = fleet.serving(directory)
+        return fleet.place(member.name) if changes else Anywhere(member)
 
 
 @dataclass(frozen=True)

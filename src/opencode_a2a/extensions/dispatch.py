@@ -2,24 +2,22 @@
 
 ``server.jsonrpc`` calls ``Dispatcher.call`` for every method that is not A2A's own. A handler is
 written for one OpenCode, that of its ``Call``. Which one that is, and on which replica it runs, is
-decided here, in one of three ways:
+decided here, before anything runs:
 
-- A method about one OpenCode, which is the rule: ``Deps.member`` finds it by the task, session,
-  request, workspace or directory that the params name. If another replica runs it,
-  ``NotOwnerError`` is raised, and the whole call is forwarded to that replica. A request that
-  nobody has stored may wait in any OpenCode: the handler raises ``NotHereError``, and the others
-  are tried in turn.
+- A method about one OpenCode, which is the rule: ``Deps.place`` finds it by the task, session,
+  request, workspace or directory that the params name. If another replica owns it, the whole call
+  runs there. A request that nobody has stored may wait in any OpenCode: the handler raises
+  ``NotHereError``, and the others are tried in turn.
 - A method about every OpenCode declares ``merge``: the handler is run for each OpenCode of this
   replica, the other replicas are asked to run it for theirs, and ``merge`` makes one result of all.
 - A method that asks no OpenCode declares ``local``: it is run here.
 
-A forwarded call names in ``only`` the OpenCode that it is about, unless it is forwarded as a whole:
-the replica that gets it runs the handler for that OpenCode alone, and asks nobody else.
+A call that names an OpenCode in ``only`` is about that one alone, and nobody else is asked.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -40,13 +38,13 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call, Deps, NotHereError
-from opencode_a2a.extensions.params import Payload, read, read_result, write
+from opencode_a2a.extensions.params import Payload, Routed, read, read_result, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Action, at_least
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, OwnerCall
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.turns.fleet import NotOwnerError
+from opencode_a2a.turns.fleet import Anywhere, Member, MovedError, Place
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
 
@@ -73,7 +71,7 @@ class MethodRequest:
     params: Annotated[JsonObject, FREE_OBJECT]
     version: Version
     only: str | None = None
-    """The OpenCode that a forwarded call is about; None if the call is forwarded as a whole."""
+    """The OpenCode that the call is about alone; None if the others are asked too."""
 
 
 class Dispatcher:
@@ -89,102 +87,59 @@ class Dispatcher:
         }
         """Methods that are declared but disabled: by which setting, and why."""
 
-        self._call_at_owner = OwnerCall(
+        self._calls = OwnerCall(
             deps.tasks.mailbox,
             "method",
-            self._call,
+            deps.fleet,
+            self._run,
             lambda: TypeAdapter(MethodRequest),
             lambda: TypeAdapter[JsonObject](Annotated[JsonObject, FREE_OBJECT]),
+            self._repeatable,
         )
+
+    def _repeatable(self, request: MethodRequest) -> bool:
+        method = self._methods.get(request.method)
+        return method is None or method.repeatable or method.access is Access.READ
 
     async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
         """Call a method, here or at the replica that runs its OpenCode; raise what it declares."""
-        request = MethodRequest(name, caller, params, version)
+        request, method = MethodRequest(name, caller, params, version), self._methods[name]
         try:
-            try:
-                return await self._call(request)
-            except NotOwnerError as error:
-                upstream = error.upstream
-            return await self._ask_owner(upstream, request)
+            with _audited(method, request, success=False):  # else it is audited where it runs
+                place = await self._place(method, request)
+            return await self._calls.run(place, request)
         except ServiceError as error:
-            raise _completed(error, self._methods[name]) from None
+            raise _completed(error, method) from None
 
-    async def _ask_owner(self, upstream: str, request: MethodRequest) -> JsonObject:
-        method = self._methods[request.method]
-        repeatable = method.repeatable or method.access is Access.READ
-        return await self._call_at_owner.ask(upstream, request, repeatable=repeatable)
+    async def _place(self, method: Method, request: MethodRequest) -> Place:
+        """Say where a call belongs; refuse one that could run nowhere."""
+        params = _checked(method, request)
+        if method.local or method.merge is not None:
+            return Anywhere(self.deps.fleet.first)
+        return await self.deps.place(params, changes=method.access is not Access.READ)
 
-    async def _call(self, request: MethodRequest) -> JsonObject:
-        """Make a call on this replica, and audit it if the method says so.
-
-        Raise NotOwnerError if another replica has to make the call.
-        """
-        method, caller = self._methods.get(request.method), request.caller
+    async def _run(self, member: Member, request: MethodRequest) -> JsonObject:
+        """Run a call for an OpenCode, or for all of them."""
+        method = self._methods.get(request.method)
         if method is None:  # the replica that forwards it has other settings, or a later version
             off = self.disabled.get(request.method)
             raise MethodNotFoundError.named(request.method, off, request.version.value)
-        outcome: str | None = "internal_error"
-        try:
-            result = await self._run(method, request)
-            outcome = "success"
-        except ServiceError as error:
-            outcome = error.outcome
-            raise
-        except NotOwnerError:
-            outcome = None  # the owner writes the audit record
-            raise
-        except asyncio.CancelledError:
-            outcome = "canceled"
-            raise
-        finally:
-            if method.audit is not None and outcome is not None:
-                session_id = request.params.get("session_id")
-                known = session_id[:128] if isinstance(session_id, str) else None
-                AUDIT.info(
-                    method.audit,
-                    method=method.name,
-                    identity=caller.principal,
-                    principal=caller.principal,
-                    credential_id=caller.credential_id,
-                    task_id=None,
-                    context_id=f"{DERIVED_CONTEXT}{known}" if known else None,
-                    session_id=known,
-                    outcome=outcome,
+        with _audited(method, request):
+            params = _checked(method, request)
+            call = Call(request.caller, request.version, self.deps, params, member)
+            if not at_least(call.rights.changes, method.needs):
+                raise AuthorizationForbiddenError(
+                    _LIMITED[method.needs], credential_id=request.caller.credential_id
                 )
-        return result
-
-    async def _run(self, method: Method, request: MethodRequest) -> JsonObject:
-        """Check a call, choose its OpenCode, and run the handler, or have others run it."""
-        caller, deps, only = request.caller, self.deps, request.only
-        wanted = method.capability
-        if wanted is not None and wanted not in caller.capabilities:
-            raise AuthorizationForbiddenError(
-                f"The credential lacks the capability {wanted}",
-                capability=wanted,
-                credential_id=caller.credential_id,
-            )
-        params = read(method.params, request.params, request.version)
-        if only is not None:
-            member = deps.fleet.members[only].check_owned()
-        elif method.local:
-            member = deps.fleet.first
-        else:
-            changes = method.access is not Access.READ
-            member = await deps.member(caller.principal, params, changes=changes)
-        call = Call(caller, request.version, deps, params, member)
-        if not at_least(call.rights.changes, method.needs):
-            raise AuthorizationForbiddenError(
-                _LIMITED[method.needs], credential_id=caller.credential_id
-            )
-        await call.check_workspace()
-        if method.merge is not None and only is None:
-            return write(method.merge(params, await self._in_every(request, call)))
-        try:
-            return write(await method.handler(call, params))
-        except NotHereError as missing:
-            if only is not None:
-                raise missing.error from None
-            return await self._in_any_other(request, call, missing.error)
+            await call.check_workspace()
+            if method.merge is not None and request.only is None:
+                return write(method.merge(params, await self._in_every(request, call)))
+            try:
+                return write(await method.handler(call, params))
+            except NotHereError as missing:
+                if request.only is not None:
+                    raise missing.error from None
+                return await self._in_any_other(request, call, missing.error)
 
     async def _in_every(self, request: MethodRequest, call: Call) -> list[Payload]:
         """Return the results of a method for all OpenCodes, those of this replica first.
@@ -193,6 +148,7 @@ class Dispatcher:
         Raise what an OpenCode of this replica raises if there is no result at all.
         """
         method, fleet = self._methods[request.method], self.deps.fleet
+        _ = call.at  # refuses a directory that may not be named, though others are asked as well
         members = [member for member in fleet.members.values() if member.owned and member.up]
         if not members and not fleet.census.has_others:
             members = [call.member]  # to raise what is wrong with it
@@ -208,7 +164,7 @@ class Dispatcher:
             # A replica of another version may send what cannot be read.
             with suppress(ServiceError, TimeoutError, ValidationError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    result = await self._ask_owner(upstream, replace(request, only=upstream))
+                    result = await self._calls.ask(upstream, replace(request, only=upstream))
                     return read_result(method.result, result)
             return None
 
@@ -226,15 +182,61 @@ class Dispatcher:
 
         Raise ``missing``, which the OpenCode of the call has raised, if no other has it either.
         """
-        handler = self._methods[request.method].handler
-        for member in self.deps.fleet.members.values():
-            if member is not call.member and member.owned and member.up:
-                with suppress(NotHereError):
-                    return write(await handler(replace(call, member=member), call.params))
-        for upstream in await self.deps.tasks.mailbox.others():
+        fleet = self.deps.fleet
+        here = [
+            member.name
+            for member in fleet.members.values()
+            if member is not call.member and member.owned and member.up
+        ]
+        for upstream in (*here, *await self.deps.tasks.mailbox.others()):
             with suppress(type(missing), UpstreamError):
-                return await self._ask_owner(upstream, replace(request, only=upstream))
+                return await self._calls.run(fleet.place(upstream), replace(request, only=upstream))
         raise missing
+
+
+def _checked(method: Method, request: MethodRequest) -> Routed:
+    """Return the params of a call; raise an error if they are wrong, or the caller may not."""
+    caller, wanted = request.caller, method.capability
+    if wanted is not None and wanted not in caller.capabilities:
+        raise AuthorizationForbiddenError(
+            f"The credential lacks the capability {wanted}",
+            capability=wanted,
+            credential_id=caller.credential_id,
+        )
+    return read(method.params, request.params, request.version)
+
+
+@contextmanager
+def _audited(method: Method, request: MethodRequest, *, success: bool = True) -> Generator[None]:
+    """Write the audit record of a call, if the method has one; with ``success``, also of that."""
+    outcome: str | None = "internal_error"
+    try:
+        yield
+        outcome = "success" if success else None
+    except ServiceError as error:
+        outcome = error.outcome
+        raise
+    except MovedError:
+        outcome = None  # the next owner writes it
+        raise
+    except asyncio.CancelledError:
+        outcome = "canceled"
+        raise
+    finally:
+        if method.audit is not None and outcome is not None:
+            session_id, caller = request.params.get("session_id"), request.caller
+            known = session_id[:128] if isinstance(session_id, str) else None
+            AUDIT.info(
+                method.audit,
+                method=method.name,
+                identity=caller.principal,
+                principal=caller.principal,
+                credential_id=caller.credential_id,
+                task_id=None,
+                context_id=f"{DERIVED_CONTEXT}{known}" if known else None,
+                session_id=known,
+                outcome=outcome,
+            )
 
 
 def _completed(error: ServiceError, method: Method) -> ServiceError:

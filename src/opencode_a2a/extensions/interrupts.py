@@ -303,7 +303,7 @@ async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     if not any(well_formed(kind, request_id) for kind in ("per", "que", "frm")):
         raise missing
     # Nothing is stored about a stray, so it may wait in any OpenCode.
-    strays = await _strays(call) if call.member.owned else []
+    strays = await _strays(call)
     asked = next((stray for stray in strays if stray.request_id == request_id), None)
     if asked is None:
         raise NotHereError(missing)

@@ -249,6 +249,11 @@ class Routed(Payload):
         return None
 
     @property
+    def begins_context(self) -> bool:
+        """Whether the method begins a context, which may do so in any OpenCode with room."""
+        return False
+
+    @property
     def named_request(self) -> str | None:
         """The permission or question that the call is about, if it is about one."""
         return None

@@ -479,6 +479,7 @@ async def _stop(call: Call, session: wire.Session) -> None:
         state = task.log.state
         if state.ref.principal == call.principal and state.status.session_id == session.id:
             await task.cancel()
+            await task.log.until_ended()
     await call.opencode.abort_session(session.id, at=call.at)
 
 
@@ -499,6 +500,10 @@ class CreateParams(Placed):
     def named_session(self) -> str | None:
         return self.request.parent_id
 
+    @property
+    def begins_context(self) -> bool:
+        return True
+
 
 @SESSIONS.method(
     "opencode.sessions.create", Access.MUTATE, SessionNotFoundError, condition=_MUTATIONS
@@ -516,10 +521,8 @@ async def create(call: Call, params: CreateParams) -> OneSession:
             agent=request.agent,
             model=model and ModelRef(model.provider_id, model.model_id),
         )
-        fixed = parent is not None or params.place.workspace is not None
-        member = call.member if fixed else call.deps.fleet.member_for_new_context(call.at.directory)
-        session = await member.turns.opencode.create_session(draft, at=call.at)
-        await member.turns.sessions.own(call.principal, session)
+        session = await call.opencode.create_session(draft, at=call.at)
+        await call.sessions.own(call.principal, session)
     return OneSession.of(item=session)
 
 

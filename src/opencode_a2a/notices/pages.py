@@ -313,7 +313,7 @@ class LinkPages:
         name = sha256(f"{method} {linked.subject.id}".encode()).hexdigest()[:24]
         prompt = (PromptPart(text="Try again"),)
         request = TurnRequest(prompt, self._new_message_id(), rights=await self._rights(linked))
-        await self._tasks.submit(
+        await self._tasks.sending.submit(
             SendCommand(
                 linked.principal,
                 Message(f"link-{name}", "user", [part]),

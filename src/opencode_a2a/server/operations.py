@@ -143,7 +143,7 @@ class Operations:
             budget=call.caller.budget,
         )
         try:
-            submitted = await self._tasks.submit(command)
+            submitted = await self._tasks.sending.submit(command)
         except AnswerExpectedError as error:
             raise await self._unanswered(principal, error) from None
         if push is not None and submitted.repeat:

@@ -336,6 +336,13 @@ class ReadableLog:
                 raise StreamEndedError(DRAINED, cause="drained", task_id=self.ref.id)
             await self.stops.wait()
 
+    async def until_ended(self) -> TaskState:
+        """Wait until the task has ended; raise StreamEndedError if the log moves."""
+        while not (state := await self.firm_state()).status.state.terminal:
+            self.check_moved()
+            await self.stops.wait()
+        return state
+
     def note_seen(self, status: Status) -> None:
         """Note that a reader was given this status, with the requests in it.
 

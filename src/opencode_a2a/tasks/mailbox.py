@@ -1,10 +1,9 @@
-"""Forward calls to the replica that owns an OpenCode.
+"""Run calls where they belong: here, or at the replica that owns the OpenCode.
 
-Code that needs an OpenCode of another replica raises ``NotOwnerError``. ``TaskService`` and the
-dispatcher of methods catch it, and have the owner run the same code by an ``OwnerCall``, which
-returns the result or raises the error as if it had run here. Calls and replies go through a table
+What has to be decided in one place is an ``OwnerCall``: it is given a place (``turns.fleet``), and
+runs the same code here or there. A call that belongs to another replica goes through a table
 (``Mailbox``, ``store.mail``), so replicas need no second port, no shared secret and no network path
-to each other.
+to each other. Its result is returned, and its error raised, as if it had run here.
 
 A mail is addressed to an OpenCode, not to a replica, so the next owner finds it. If a replica dies
 while it carries a call out, the next owner does so again if the call is repeatable; otherwise the
@@ -20,7 +19,7 @@ comes to that replica itself is served as always.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Generic, TypeVar
@@ -44,14 +43,14 @@ from opencode_a2a.ids import SessionId
 from opencode_a2a.store import mail, replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.turns.fleet import FORWARDED_TO, Fleet, NotOwnerError
+from opencode_a2a.turns.fleet import UNSURE, Fleet, Here, Member, MovedError, Place, There
 
 logger = structlog.get_logger(__name__)
 
-Handler = Callable[[bytes], Awaitable[bytes]]
-"""Carries a call out, from its encoded form to that of its reply.
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+"""Carries out a call about an OpenCode, from its encoded form to that of its reply.
 
-Raises ServiceError, or NotOwnerError if this replica has lost the OpenCode meanwhile."""
+Raises ServiceError, or MovedError if the call belongs to another OpenCode or to its next owner."""
 
 PATIENCE_SECONDS = 15.0
 """How long a mail may wait to be taken: an OpenCode has its next owner by then."""
@@ -69,10 +68,6 @@ OTHERS_SECONDS = 3.0
 
 NOBODY = (
     "No replica of the service runs this OpenCode at the moment, so nothing was done; try again"
-)
-UNSURE = (
-    "The replica of the service that was asked stopped before it answered. It may have been done; "
-    "look before you try again"
 )
 OTHER_VERSION = (
     "The replica that runs this OpenCode is of another version of the service and cannot be asked, "
@@ -228,14 +223,13 @@ class Mailbox:
 
     async def _carry_out(self, me: int, row: MailRow) -> None:
         """Carry out a call as if it had come to this replica, and store the reply."""
-        FORWARDED_TO.set(row.upstream)
         try:
             handler = self.handlers.get(row.kind)
             if handler is None:
                 raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
-            reply = _DONE + await handler(row.body)
-        except NotOwnerError as error:
-            upstream = error.upstream
+            reply = _DONE + await handler(row.upstream, row.body)
+        except MovedError as moved:
+            upstream = moved.upstream
             await asyncio.sleep(RETURN_SECONDS)
             if await self._database.write_until_stored(
                 mail.give_back, row.no, me, upstream, PATIENCE_SECONDS
@@ -302,15 +296,16 @@ R = TypeVar("R")
 
 
 class OwnerCall(Generic[A, R]):
-    """One kind of call to the owner of an OpenCode: its arguments are one value, so is its result.
+    """One kind of call that the owner of an OpenCode runs: one value as argument, one as result.
 
-    Both are sent as JSON, by the adapters of their types, such as a dataclass. Fields that a later
-    version has added are ignored; if they must not be, see ``store.replicas.MAIL_FORMAT``.
+    Between replicas both are sent as JSON, by the adapters of their types, such as a dataclass.
+    Fields that a later version has added are ignored; if they must not be, see
+    ``store.replicas.MAIL_FORMAT``.
 
-    ``run`` carries the call out at the owner. It calls ``Member.check_owned`` of its OpenCode, and
-    again after every await in which the OpenCode may have been given to another replica. Its result
-    names what the caller can read from the database. Whatever it changes has to be in a log or
-    another table: the OpenCode may have another owner before the reply is read.
+    ``run`` carries the call out, for an OpenCode that is held meanwhile (``Member.hold``). It
+    raises MovedError if it finds that the call belongs to another OpenCode. Its result names what
+    the caller can read from the database. Whatever it changes has to be in a log or another table:
+    the OpenCode may have another owner before the result is read.
 
     Make it before the mailbox runs (``Mailbox.register``).
     """
@@ -319,32 +314,53 @@ class OwnerCall(Generic[A, R]):
         self,
         mailbox: Mailbox,
         kind: str,
-        run: Callable[[A], Awaitable[R]],
+        fleet: Fleet,
+        run: Callable[[Member, A], Awaitable[R]],
         arguments: Callable[[], TypeAdapter[A]],
         result: Callable[[], TypeAdapter[R]],
+        repeatable: Callable[[A], bool] = lambda _: True,
     ) -> None:
-        """The adapters are made with the first call: most services have no other replica."""
+        """Declare a kind of call.
+
+        ``repeatable`` says whether the next owner may run a call again if this one dies over it.
+        The adapters are made with the first call: most services have no other replica.
+        """
         self._mailbox = mailbox
         self._kind = kind
+        self._fleet = fleet
+        self._run = run
         self._arguments = cache(arguments)
         self._result = cache(result)
+        self._repeatable = repeatable
 
-        async def carry_out(body: bytes) -> bytes:
+        async def carry_out(upstream: str, body: bytes) -> bytes:
             try:
                 loaded = self._arguments().validate_json(body)
             except ValidationError:  # its text has the values, and may have a secret
                 raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY) from None
-            return self._result().dump_json(await run(loaded))
+            member = fleet.members[upstream]
+            async with member.hold(repeatable=repeatable(loaded)):
+                return self._result().dump_json(await run(member, loaded))
 
         mailbox.register(kind, carry_out)
 
-    async def ask(self, upstream: str, arguments: A, *, repeatable: bool = True) -> R:
-        """Have the owner of an OpenCode run the call; ``upstream`` is that of a NotOwnerError.
+    async def run(self, place: Place, arguments: A) -> R:
+        """Run the call where it belongs."""
+        while not isinstance(place, There):
+            held = nullcontext()
+            if isinstance(place, Here):
+                held = place.member.hold(repeatable=self._repeatable(arguments))
+            try:
+                async with held:
+                    return await self._run(place.member, arguments)
+            except MovedError as moved:
+                place = self._fleet.place(moved.upstream)
+        return await self.ask(place.upstream, arguments)
 
-        ``repeatable`` says that the next owner may run it again if this one dies over it.
-        """
-        body = self._arguments().dump_json(arguments)
-        reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=repeatable)
+    async def ask(self, upstream: str, arguments: A) -> R:
+        """Have the owner of an OpenCode run the call, whoever that is."""
+        body, again = self._arguments().dump_json(arguments), self._repeatable(arguments)
+        reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=again)
         try:
             return self._result().validate_json(reply)
         except ValidationError:
@@ -362,11 +378,10 @@ class SessionSearch:
 
     def __init__(self, mailbox: Mailbox, fleet: Fleet) -> None:
         self._mailbox = mailbox
-        self._fleet = fleet
-
         self._has_session = OwnerCall(
             mailbox,
             "session",
+            fleet,
             self._has,
             lambda: TypeAdapter(SessionQuery),
             lambda: TypeAdapter(bool),
@@ -385,8 +400,7 @@ class SessionSearch:
         answers = await asyncio.gather(*map(has, upstreams))
         return next((name for name, here in zip(upstreams, answers, strict=True) if here), None)
 
-    async def _has(self, query: SessionQuery) -> bool:
-        member = self._fleet.members[query.upstream].check_owned()
+    async def _has(self, member: Member, query: SessionQuery) -> bool:
         try:
             await member.turns.opencode.session(query.session_id)
         except SessionNotFoundError:

@@ -23,7 +23,6 @@ from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
     LimitExceededError,
-    ServiceError,
     TaskNotFoundError,
     UnsupportedOperationError,
 )
@@ -49,7 +48,7 @@ from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.state import State, Status
 from opencode_a2a.turns.answers import Answer
-from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
+from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.turns.interrupts import CLOCK, record_settled, record_void
 from opencode_a2a.turns.turn import INTERNAL, LoggedTurn, Turn
 
@@ -84,8 +83,6 @@ UPSTREAM_LOST = Failure(
     "another one, which does not know what was said before.",
 )
 CANCELING = Progressed("cancel", "requested", title="The task is being canceled")
-ADMISSION_SECONDS = 0.02
-"""How often ``give_up`` looks whether the tasks that are being admitted have been."""
 
 
 class OpenTask:
@@ -115,8 +112,6 @@ class OpenTask:
         """Fails the task if nobody sends the message that it waits for."""
         self.losing: asyncio.Task[None] | None = None
         """Fails the task because its OpenCode is lost."""
-        self.given_up = False
-        """Whether the task is left to another replica."""
         self._canceling: asyncio.Future[bool] | None = None
         """Stores that the task is to be canceled."""
 
@@ -167,6 +162,8 @@ class OpenTask:
         self._turn = None
         if self.ended:
             self._on_change(self)
+        elif turn.canceled:  # after its last word, which was not the end of the task
+            await self.end(Finished(Outcome.CANCELED))
         else:
             self.wait_for_message()
 
@@ -239,7 +236,6 @@ class OpenTask:
 
         A plan that has changed since is not the one that the sender has seen.
         """
-        self.check_owned()
         status = self.log.state.status
         waits = status.plan and status.plan.request_id
         if not status.between_turns or waits != (plan and plan.request_id):
@@ -249,7 +245,6 @@ class OpenTask:
 
     async def add(self, added: Added, in_same_commit: Write) -> None:
         """Hand a further message to the turn that runs; ``in_same_commit`` is stored with it."""
-        self.check_owned()
         turn = self._turn
         if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
             raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
@@ -270,18 +265,12 @@ class OpenTask:
         self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write
     ) -> None:
         """Answer interrupts of the turn; ``in_same_commit`` is stored with the answer."""
-        self.check_owned()
         if self._turn is None:
             raise InterruptNotFoundError(request_id=request_ids[0])
-        try:
-            await self._turn.interrupts.answer(request_ids, answer, in_same_commit)
-        except ServiceError:
-            self.check_owned()  # the next owner knows whether the answer was stored
-            raise
+        await self._turn.interrupts.answer(request_ids, answer, in_same_commit)
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
-        self.check_owned()
         if self._turn is not None:
             await self._turn.interrupts.repeat(message)
 
@@ -291,19 +280,13 @@ class OpenTask:
     def ended(self) -> bool:
         return self.log.state.status.state.terminal
 
-    def check_owned(self) -> None:
-        """Raise NotOwnerError if the task was left to another replica."""
-        if self.given_up and not self.ended:
-            raise NotOwnerError(self.member.name)
-
     def stop_turn(self) -> None:
         """Ask the turn that runs, if there is one, to stop."""
         if self._turn is not None:
             self._turn.cancel()
 
     async def cancel(self) -> None:
-        """Cancel the task; return when it has ended."""
-        self.check_owned()
+        """Have the task canceled: its log says when it has ended."""
         turn = self._turn
         if turn is not None and not turn.canceled and not self.log.state.status.between_turns:
             # Stored before OpenCode is told to stop: whoever takes the task up after a crash would
@@ -312,15 +295,10 @@ class OpenTask:
                 storing = self.log.append([CANCELING], lambda _: None)
                 self._canceling = asyncio.ensure_future(storing)
             await asyncio.shield(self._canceling)
-            self.check_owned()
         self.stop_turn()
-        while not self.ended:
-            self.check_owned()
-            # Between turns the last one is over, even if it has only just said so.
-            if self._turn is None or self.log.state.status.between_turns:
-                await self.end(Finished(Outcome.CANCELED))
-            else:
-                await self.log.stops.wait()
+        # Between turns the last one is over, even if it has only just said so.
+        if not self.ended and (self._turn is None or self.log.state.status.between_turns):
+            await self.end(Finished(Outcome.CANCELED))
 
     async def cancel_plan(self, message: Message, in_same_commit: Write, plan: Interrupted) -> None:
         """Cancel a task because a message rejects its plan; ``in_same_commit`` is stored with that.
@@ -427,6 +405,17 @@ class OpenTasks:
         await task.log.firm_state()
         return task.log
 
+    async def locate(
+        self, principal: Principal, task_id: str
+    ) -> tuple[ReadableLog, Here | There | None]:
+        """Return the log of any task, and where the task runs; None if it has ended."""
+        task = self.of(principal, task_id)
+        if task is not None:
+            return task.log, self._fleet.place(task.member.name)
+        row = await self.row(principal, task_id)
+        ended = State(row.state).terminal
+        return await self.log_of(row), None if ended else self._fleet.place(row.upstream)
+
     async def log_of(self, row: TaskRow) -> ReadableLog:
         """Return the log of a task whose row was read."""
         task = self.get(row.id)
@@ -436,13 +425,6 @@ class OpenTasks:
         if not State(row.state).terminal:  # another replica runs it, or it has just ended
             return await self._remote_logs.log(row)
         return ReadableLog(row.no, load_task(row), self._database)
-
-    def check_owned(self, row: TaskRow) -> None:
-        """Raise NotOwnerError if another replica runs a task."""
-        if (task := self.get(row.id)) is not None:
-            task.check_owned()
-        elif not self._fleet.owns(row.upstream) and not State(row.state).terminal:
-            raise NotOwnerError(row.upstream)
 
     def all(self) -> list[OpenTask]:
         return list(self._tasks.values())
@@ -521,17 +503,12 @@ class OpenTasks:
     async def give_up(self, member: Member) -> None:
         """Store all tasks of an OpenCode and leave them to another replica."""
         own = [task for task in self._tasks.values() if task.member is member]
-        while self._fleet.tasks[member.name] > len(own):  # one is being admitted
-            await asyncio.sleep(ADMISSION_SECONDS)
-            own = [task for task in self._tasks.values() if task.member is member]
-        for task in own:
-            task.given_up = True
         await self._detach(own)
         for task in own:
             self._remove(task)
             if not task.ended:
                 metrics.TASKS.labels(task.log.state.status.state).dec()
-            task.log.close(NotOwnerError(member.name))
+            task.log.close(MovedError(member.name))
 
     async def close(self) -> None:
         """Store all tasks, and leave them open for the next start."""
@@ -562,6 +539,10 @@ class OpenTasks:
         elif status.pending:
             newest = max(one.number or 0 for one in status.pending)
             self._database.notify(f"t,{newest},{task_id}")
+
+    def seen_elsewhere(self, principal: Principal) -> dict[TaskId, int]:
+        """Return what readers here have seen of the requests of tasks that other replicas run."""
+        return self._remote_logs.seen(principal)
 
     def end_reading(self) -> None:
         """End the streams of all tasks: other replicas may know more."""

@@ -56,6 +56,8 @@ NAME_IN_USE = (
     "A2A_TASK_STORE_DATABASE_URL to another database"
 )
 RETRY_SECONDS = 0.5
+STOP_SECONDS = 5.0
+"""How long to wait, when the service stops, for calls that are under way to end."""
 AWAY_SECONDS = 5.0
 """How long an OpenCode is unreachable before its owner tells other replicas that it is away."""
 UNREACHED_SECONDS = 10.0
@@ -114,6 +116,8 @@ class Ownership:
         self._now = asyncio.get_running_loop().time
         self._ownerships = {name: MemberOwnership(member) for name, member in fleet.members.items()}
         self._wake = asyncio.Event()
+        self._owned_last: Sequence[str] = ()
+        """The OpenCodes that this replica owned when it was stopped."""
         self._listening = AsyncExitStack()
 
     # The service starts, runs and stops
@@ -187,18 +191,24 @@ class Ownership:
                 self._tasks.end_reading()
                 await self._database.wait_for_lease()
 
-    async def close_errands(self) -> None:
-        """Stop following work without a task; what it asks stays open."""
+    async def stop(self) -> None:
+        """Take no further calls, and stop following work without a task; what it asks stays open.
+
+        Calls whose senders have gone away may still be under way; they end as in a crash.
+        """
+        self._owned_last = self._fleet.owned()
         for member in self._fleet.members.values():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await member.let_go()
             await member.errands.close()
 
     async def hand_over(self) -> None:
         """Leave the OpenCodes to other replicas, with everything stored and nothing running."""
         me = self._database.replica
         # One that is only being taken is not handed over: its last owner may have lost something.
-        owned = self._fleet.owned()
         if me is not None:
-            await self._database.write(replicas.hand_over_listed, me, owned)
+            await self._database.write(replicas.hand_over_listed, me, self._owned_last)
             self._database.notify("u")
 
     async def close(self) -> None:
@@ -367,7 +377,7 @@ class Ownership:
                     unwanted.append(ownership)
                 continue
             # One at a time, and only an idle one: its new owner counts it in the next look.
-            idle = not self._fleet.tasks[name] and not member.errands.any()
+            idle = not (self._fleet.tasks[name] or member.errands.any() or member.held)
             if unwanted or not idle or not too_many:
                 continue
             if any(census.spare(rival) > 0 for rival in rivals):
@@ -378,7 +388,7 @@ class Ownership:
         """Leave an OpenCode to another replica, with everything stored and nothing running here."""
         member = ownership.member
         logger.warning("OpenCode is left to another replica", upstream=member.name)
-        member.owned = False
+        await member.let_go()
         await member.errands.close()
         await self._tasks.give_up(member)
         await ownership.running.aclose()

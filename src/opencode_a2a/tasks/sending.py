@@ -4,8 +4,10 @@
 the task that it names, or the one of its context that waits for an answer; every other message
 starts a task, which ``admit`` stores before anything runs for it. A message is recorded with the
 transaction that takes or refuses it, so that a repeat is recognised: it leads to the task of
-the first, and one that was refused for good stays refused. Everything here runs where the task
-runs: ``NotOwnerError`` says that this is another replica (see ``TaskService.submit``).
+the first, and one that was refused for good stays refused.
+
+``submit`` finds out where the task runs, or is to run. ``take`` is called there, on this replica or
+another: the task is decided about in one place.
 """
 
 import asyncio
@@ -14,11 +16,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from typing import NoReturn
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import orjson
 import structlog
+from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
@@ -55,6 +59,7 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task, new_row
+from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.state import (
     OPEN,
@@ -76,7 +81,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.fleet import Anywhere, Fleet, Member, MovedError, There
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
     DEFAULT_AGENT,
@@ -160,14 +165,6 @@ class AnswerExpectedError(UnsupportedOperationError):
                 return []
 
 
-class BoundElsewhereError(Exception):
-    """The context of a message is bound to another OpenCode than the one that was chosen."""
-
-    def __init__(self, upstream: str) -> None:
-        super().__init__(upstream)
-        self.upstream = upstream
-
-
 REFUSALS: Mapping[str, type[ServiceError]] = {
     "ANSWER_EXPECTED": AnswerExpectedError,
     **{
@@ -249,7 +246,7 @@ SEEN_SECONDS = 0.5
 """How long to wait for the notification that another replica has shown a request of the task."""
 
 
-def _note_failure(taking: "asyncio.Future[Submitted]") -> None:
+def _note_failure(taking: "asyncio.Future[Taken]") -> None:
     """Log why a message failed whose sender has gone away, unless it is an ordinary refusal."""
     error = None if taking.cancelled() else taking.exception()
     if error is not None and not isinstance(error, ServiceError):
@@ -262,8 +259,12 @@ def _could_answer(command: SendCommand) -> bool:
     return bool(command.context_id or command.request.routing.session_id or references)
 
 
+Taken = tuple[TaskId, int, bool]
+"""The task that a message led to, and the rest of ``Submitted``."""
+
+
 class Sending:
-    """Takes messages for the OpenCodes of this replica."""
+    """Takes messages, for the OpenCodes of this replica and for those of others."""
 
     def __init__(
         self,
@@ -274,6 +275,7 @@ class Sending:
         webhooks: Webhooks,
         open_tasks: OpenTasks,
         budgets: Budgets,
+        mailbox: Mailbox,
     ) -> None:
         self._database = database
         self._writer = writer
@@ -288,66 +290,88 @@ class Sending:
         """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
         waits, and is then known as a copy. A lock exists for as long as somebody refers to it."""
 
-    async def submit(self, command: SendCommand) -> Submitted:
-        """Start a task, or continue the one that the message is meant for.
+        self._taking = OwnerCall(
+            mailbox,
+            "submit",
+            fleet,
+            self.take,
+            lambda: TypeAdapter(SendCommand),
+            lambda: TypeAdapter(Taken),
+        )
 
-        Raise NotOwnerError if another replica runs the task, or is to run it.
-        """
-        # A message that names a task is for that task.
-        if command.task_id is not None:
-            return await self._continue(command, command.task_id)
-        # One that names a context in which a task waits for an answer is that answer.
-        routing, elsewhere = command.request.routing, await self._elsewhere(command)
-        submitted = await self._task_that_waits(command, elsewhere)
-        if submitted is not None:
-            return submitted
-        # Every other message starts a task.
-        bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
-        member = await self._fleet.member_for_message(command.context_id, routing, bound)
-        admitted: OpenTask | TaskRow | None = None
-        while admitted is None:
-            await member.turns.check_reachable()
-            if routing != ANYWHERE:
-                await _check(command.principal, command.request, member.turns)
-            # The OpenCode may have been given to another replica while it was waited for and asked.
-            member.check_owned()
+    async def submit(self, command: SendCommand) -> Submitted:
+        """Start a task, or continue the one that the message is meant for, where that runs."""
+        task_ids = await self._meant(command)
+        if len(task_ids) == 1:
+            log, place = await self._open.locate(command.principal, task_ids[0])
+            if command.context_id not in (None, log.ref.context_id):
+                raise InvalidParamsError.of(
+                    "message.contextId", "is not the context of this task; leave it out"
+                )
+            # A plain answer counts for what readers were shown, wherever they were.
+            command = replace(command, seen=self._open.seen_elsewhere(command.principal))
+            # The sender may go away, but a message that is stored has to take effect, and so has
+            # its webhook. If the task has ended, any replica can say so.
+            place = place or Anywhere(self._fleet.first)
+            taking = asyncio.ensure_future(self._taking.run(place, command))
             try:
-                admitted = await self.admit(command, member)
-            except BoundElsewhereError as error:
-                member = self._fleet.member(error.upstream)
+                taken = await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                taking.add_done_callback(_note_failure)
+                raise
+        else:
+            routing = command.request.routing
+            if task_ids or routing != ANYWHERE:
+                # A repeat does not fail because several tasks wait for an answer now, or because
+                # its directory, agent or session is gone.
+                earlier = await self._earlier(command)
+                if earlier is not None:
+                    return Submitted(await self._open.log_of(earlier), 0, repeat=True)
+            if task_ids:
+                await self._refuse(command, task_ids)
+            bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
+            place = await self._fleet.place_of_message(command.context_id, routing, bound)
+            taken = await self._taking.run(place, command)
+        task_id, seq, repeat = taken
+        return Submitted(await self._open.log(command.principal, task_id), seq, repeat)
+
+    async def take(self, member: Member, command: SendCommand) -> Taken:
+        """Take a message where it belongs; raise MovedError if that is not here."""
+        task_ids = await self._meant(command)
+        if len(task_ids) == 1:
+            return await self._take_message(command, task_ids[0])
+        if task_ids:
+            await self._refuse(command, task_ids)
+        await member.turns.check_reachable()
+        if command.request.routing != ANYWHERE:
+            await _check(command.principal, command.request, member.turns)
+        admitted = await self.admit(command, member)
         if isinstance(admitted, TaskRow):
-            return Submitted(await self._open.log_of(admitted), 0, repeat=True)
+            return TaskId(admitted.id), 0, True
         admitted.start(command.request, new_context=command.context_id is None)
-        return Submitted(admitted.log, admitted.log.state.seq)
+        return admitted.log.ref.id, admitted.log.state.seq, False
 
     # Which task a message is for
 
-    async def _task_that_waits(
-        self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
-    ) -> Submitted | None:
-        """Continue the task that waits for a message which names none, or that it repeats.
+    async def _meant(self, command: SendCommand) -> list[str]:
+        """Return the task that a message is for; none if it is to start one.
 
-        Behind a task that waits for it, the message would wait for ever. None if it is to start a
-        task.
+        That is the task that it names, or the one that waits for an answer in the context that it
+        names: behind that one it would wait for ever. If several wait, all of them are returned.
         """
-        routing, waiting = command.request.routing, list[ReadableLog]()
-        if _could_answer(command) and not routing.new_task:
-            waiting = await self._waiting(command, elsewhere)
-            if len(waiting) == 1:
-                return await self._continue(command, waiting[0].ref.id)
-        if waiting or routing != ANYWHERE:
-            # A repeat does not fail because several tasks wait for an answer now, or because its
-            # directory, agent or session is gone.
-            earlier = await self._earlier(command)
-            if earlier is not None:
-                return Submitted(await self._open.log_of(earlier), 0, repeat=True)
-        if not waiting:
-            return None
-        for log in waiting:
-            await log.firm_state()
-        refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
-        if only_an_answer(command.message):
-            for log in waiting:
+        if command.task_id is not None:
+            return [command.task_id]
+        if not _could_answer(command) or command.request.routing.new_task:
+            return []
+        waiting = await self._waiting(command, await self._elsewhere(command))
+        return [log.ref.id for log in waiting]
+
+    async def _refuse(self, command: SendCommand, task_ids: Sequence[str]) -> NoReturn:
+        """Refuse a message that may be the answer to several tasks."""
+        refusal = AnswerExpectedError(SEVERAL, task_ids=[*task_ids])
+        for task_id in task_ids:
+            log = await self._open.log(command.principal, task_id)
+            if only_an_answer(command.message):
                 await self._database.write(record(command, log, refusal=refusal))
         raise refusal
 
@@ -362,8 +386,8 @@ class Sending:
         wanted = (command.principal, states, command.context_id)
         found = list[tuple[TaskRow, Routing]]()
         for row in await self._database.read(task_rows.of_principal, *wanted):
-            here = self._open.get(row.id) is not None or self._fleet.owns(row.upstream)
-            if row.request is not None and not here:
+            there = isinstance(self._fleet.place(row.upstream), There)
+            if row.request is not None and there and self._open.get(row.id) is None:
                 with suppress(UpstreamUnreachableError):  # it cannot be read: its owner says so
                     found.append((row, load_request(row.request).routing))
         return found
@@ -429,7 +453,7 @@ class Sending:
 
         A message with the same id and other content is a new message. The task binds its context
         to the OpenCode: of several first messages of a context, one is stored first, and the others
-        raise BoundElsewhereError if another OpenCode was chosen for them, in whatever process.
+        raise MovedError if another OpenCode was chosen for them, in whatever process.
         """
         principal, limits, digest = command.principal, self._limits, command.digest
         ref = TaskRef(
@@ -519,54 +543,34 @@ class Sending:
         return bound
 
     def _check_binding(self, connection: Connection, command: SendCommand, member: Member) -> None:
-        """Raise BoundElsewhereError if the context of a message is bound to other OpenCodes.
+        """Raise MovedError if the context of a message is bound to other OpenCodes.
 
         For the transaction that admits a task, after ``await_admissions``.
         """
         bound = [] if self._fleet.alone else self._bound(connection, command)
         if bound and member.name not in bound:
-            raise BoundElsewhereError(bound[0])
+            raise MovedError(bound[0])
 
     # A task that exists
 
-    async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
-        """Take a message on a task."""
-        row = await self._open.row(command.principal, task_id)
-        if command.context_id is not None and command.context_id != row.context_id:
-            raise InvalidParamsError.of(
-                "message.contextId", "is not the context of this task; leave it out"
-            )
-        self._open.check_owned(row)  # before anything is awaited that only its owner can answer
-        # The sender may go away, but a message that is stored has to take effect, and so has its
-        # webhook.
-        taking = asyncio.ensure_future(self._take_message(command, row))
-        try:
-            return await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            taking.add_done_callback(_note_failure)
-            raise
-
-    async def _take_message(self, command: SendCommand, row: TaskRow) -> Submitted:
+    async def _take_message(self, command: SendCommand, task_id: str) -> Taken:
         """Take an answer, another try after a sign-in, a further prompt, or a repeat of one."""
         copies, came = (command.principal, command.message.message_id), time.monotonic()
         async with self.message_locks.setdefault(copies, asyncio.Lock()):
-            earlier = await self._earlier(command, row.id)
-            task = self._open.get(row.id if earlier is None else earlier.id)
+            earlier = await self._earlier(command, task_id)
+            row = earlier or await self._open.row(command.principal, task_id)
+            task = self._open.get(row.id)
+            if task is None and not State(row.state).terminal:
+                raise MovedError(row.upstream)
             if earlier is not None:
                 if task is not None:
                     await task.repeat(command.message)
                 log = await self._open.log_of(earlier)
                 if command.message not in log.state.history:
-                    # The task may have moved while it was asked; its next owner knows the answer.
-                    self._open.check_owned(earlier)
                     raise InterruptNotFoundError(SETTLED)
-                return Submitted(log, 0, repeat=True)
+                return log.ref.id, 0, True
             if task is None:
-                # It has ended, or was left to another replica, while the lock was waited for.
-                self._open.check_owned(row)
                 raise UnsupportedOperationError(ENDED)
-            # It may be on its way to another replica: it stays in ``OpenTasks`` until it is stored.
-            task.check_owned()
             await task.member.turns.check_reachable()
             log = task.log
             # This waits only if a request is pending, and before the state is read: the request may
@@ -590,10 +594,9 @@ class Sending:
                 case _:
                     return await self._add(command, task)
 
-    async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Submitted:
+    async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Taken:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
         state, log, request = task.log.state, task.log, command.request
-        task.check_owned()  # it may have been left to another replica during the wait
         # What is declared to be work for the agent is no consent, whatever its words are. It stays
         # unrecorded: later, when the task works or without the task, it may well be taken.
         declared = {
@@ -632,18 +635,18 @@ class Sending:
             if isinstance(refused, FINAL_REFUSALS):
                 await self._database.write(record(command, log, refusal=refused))
             raise
-        return Submitted(log, seq)
+        return log.ref.id, seq, False
 
     async def _decide(
         self, command: SendCommand, task: OpenTask, plan: Interrupted, decision: PlanDecision
-    ) -> Submitted:
+    ) -> Taken:
         """Cancel a task, have its plan carried out, or have the plan changed."""
         routing, planned = command.request.routing, task.routing
         if decision.wanted == "cancel":
             seq = task.log.state.seq
             async with self._recording(command, task) as in_same_commit:
                 await task.cancel_plan(command.message, in_same_commit, plan)
-            return Submitted(task.log, seq)
+            return task.log.ref.id, seq, False
         self._check_place(routing, task)
         go, following = decision.wanted == "go", _next_routing(routing, planned)
         agent = following.agent
@@ -668,7 +671,7 @@ class Sending:
         _check_watched(request)
         return await self._resume(command, task, request, plan)
 
-    async def _try_again(self, command: SendCommand, task: OpenTask) -> Submitted:
+    async def _try_again(self, command: SendCommand, task: OpenTask) -> Taken:
         """Run another turn of a task that waits for a sign-in."""
         named = command.request.routing
         self._check_place(named, task)
@@ -687,15 +690,15 @@ class Sending:
         task: OpenTask,
         request: TurnRequest,
         plan: Interrupted | None,
-    ) -> Submitted:
+    ) -> Taken:
         """Begin the next turn of a task, if the caller's budget allows one more."""
         await self._budgets.check(command.principal, command.budget, begins_turn=True)
         seq = task.log.state.seq
         async with self._recording(command, task, request) as in_same_commit:
             await task.resume(command.message, request, in_same_commit, plan)
-        return Submitted(task.log, seq)
+        return task.log.ref.id, seq, False
 
-    async def _add(self, command: SendCommand, task: OpenTask) -> Submitted:
+    async def _add(self, command: SendCommand, task: OpenTask) -> Taken:
         """Hand a message to the turn that runs."""
         state, routing = task.log.state.status.state, command.request.routing
         late = command.request.delivery is None and only_an_answer(command.message)
@@ -714,7 +717,7 @@ class Sending:
         seq = task.log.state.seq
         async with self._recording(command, task) as in_same_commit:
             await task.add(added, in_same_commit)
-        return Submitted(task.log, seq)
+        return task.log.ref.id, seq, False
 
     @asynccontextmanager
     async def _recording(

@@ -1,15 +1,16 @@
 """``TaskService``: what ``server`` and ``extensions`` may ask of tasks.
 
-It answers for every task, wherever that runs. What only the replica that runs a task can do is
-tried here first; ``NotOwnerError`` names the OpenCode of the task, whose owner is then asked by an
-``OwnerCall``. Messages are taken by ``tasks.sending``, the tasks that this process runs are in
-``tasks.open``. A task of another principal is not found.
+It answers for every task, wherever that runs. What only the replica that runs a task can do is an
+``OwnerCall``; what became of it is in the log of the task, which every replica reads. Messages are
+taken by ``tasks.sending``, the tasks that this process runs are in ``tasks.open``. A task of
+another principal is not found.
 """
 
+import asyncio
 import base64
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 from pydantic import TypeAdapter
@@ -19,26 +20,27 @@ from opencode_a2a import metrics
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InvalidParamsError,
+    StreamEndedError,
     TaskNotCancelableError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.ids import Principal, TaskId
+from opencode_a2a.ids import Principal
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, load_task, readable_tasks
-from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch
+from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, readable_tasks
+from opencode_a2a.tasks.mailbox import PATIENCE_SECONDS, Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.recovery import end_unowned
 from opencode_a2a.tasks.remote import RemoteLogs
-from opencode_a2a.tasks.sending import SendCommand, Sending, Submitted
+from opencode_a2a.tasks.sending import Sending
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.telemetry import ROUTINE
-from opencode_a2a.turns.fleet import Fleet, NotOwnerError
+from opencode_a2a.turns.fleet import Fleet, Member
 
 _SEARCHED_AT_ONCE = 2000
 """Rows that a search reads in one transaction."""
@@ -97,21 +99,16 @@ class TaskService:
         self.budgets = Budgets(database, fleet)
         self.mailbox = Mailbox(database, fleet.owned)
         """Carries calls between replicas."""
-        self.sending = Sending(database, writer, fleet, limits, webhooks, self.open, self.budgets)
-        fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
-
-        # The calls that the owner of an OpenCode runs for other replicas.
-        self._submit_at_owner = OwnerCall(
-            self.mailbox,
-            "submit",
-            self._submit_for_other,
-            lambda: TypeAdapter(SendCommand),
-            lambda: TypeAdapter(tuple[TaskId, int, bool]),
+        self.sending = Sending(
+            database, writer, fleet, limits, webhooks, self.open, self.budgets, self.mailbox
         )
-        self._cancel_at_owner = OwnerCall(
+        """Takes messages."""
+        fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
+        self._canceling = OwnerCall(
             self.mailbox,
             "cancel",
-            self._cancel_for_other,
+            fleet,
+            self._cancel,
             lambda: TypeAdapter(TaskName),
             lambda: TypeAdapter(type(None)),
         )
@@ -119,6 +116,7 @@ class TaskService:
         OwnerCall(
             self.mailbox,
             "webhook",
+            fleet,
             self._put_webhook_for_other,
             lambda: TypeAdapter(NewWebhook),
             lambda: TypeAdapter(str),
@@ -126,27 +124,11 @@ class TaskService:
         OwnerCall(
             self.mailbox,
             "delete webhook",
-            self._delete_webhook,
+            fleet,
+            self._delete_webhook_for_other,
             lambda: TypeAdapter(WebhookName),
             lambda: TypeAdapter(type(None)),
         )
-
-    async def submit(self, command: SendCommand) -> Submitted:
-        """Start a task, or continue the one that a message is meant for; see ``Sending.submit``."""
-        try:
-            return await self.sending.submit(command)
-        except NotOwnerError as error:
-            owned = error.upstream
-        # A plain answer counts for what readers were shown, wherever they were.
-        command = replace(command, seen=self.remote_logs.seen(command.principal))
-        task_id, seq, repeat = await self._submit_at_owner.ask(owned, command)
-        log = await self.open.log_of(await self.open.row(command.principal, task_id))
-        return Submitted(log, seq, repeat)
-
-    async def _submit_for_other(self, command: SendCommand) -> tuple[TaskId, int, bool]:
-        """Take a message for another replica; return the task, and the rest of ``Submitted``."""
-        done = await self.sending.submit(command)
-        return done.log.ref.id, done.seq, done.repeat
 
     # Reading
 
@@ -260,49 +242,50 @@ class TaskService:
     # Ending
 
     async def cancel(self, principal: Principal, task_id: str) -> TaskState:
-        """End a task; an ended one is returned if it was canceled before, else refused."""
-        named = TaskName(principal, task_id)
-        try:
-            return await self._cancel(named)
-        except NotOwnerError as error:
-            owned = error.upstream
-        try:
-            await self._cancel_at_owner.ask(owned, named)
-        except UpstreamUnreachableError:
-            row = await self.open.row(principal, task_id)
-            if not await end_unowned(self._database, row):
-                raise
-            self._writer.notify([row.no])
-            self._database.dispatch("w")
-            self.remote_logs.want([row.no])
-            return await self._cancel(named)
-        return load_task(await self.open.row(principal, task_id))
+        """End a task; an ended one is returned if it was canceled before, else refused.
 
-    async def _cancel_for_other(self, named: TaskName) -> None:
-        """Cancel a task for another replica, which reads from the database how it ended."""
-        await self._cancel(named)
+        The owner is ordered to stop the task; how that ends is read from the log. The order is
+        stored in the log, so the next owner follows it; it is given again if nothing comes of it.
+        """
+        metrics.CANCEL_REQUESTS.inc()
+        began, named = time.monotonic(), TaskName(principal, task_id)
+        log, place = await self.open.locate(principal, task_id)
+        while place is not None:
+            try:
+                await self._canceling.run(place, named)
+                with suppress(TimeoutError, StreamEndedError):
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        await log.until_ended()
+            except UpstreamUnreachableError:
+                if not await self._end_unowned(principal, task_id):
+                    raise
+            log, place = await self.open.locate(principal, task_id)
+        if log.state.status.state is not State.CANCELED:
+            raise TaskNotCancelableError("The task has ended and cannot be canceled")
+        sure = "success" if log.state.status.failure is None else "timeout"
+        metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
+        return log.state
 
-    async def _cancel(self, named: TaskName) -> TaskState:
-        principal, task_id = named.principal, named.task_id
-        began = time.monotonic()
-        task = self.open.of(principal, task_id)
-        if task is None:
-            row = await self.open.row(principal, task_id)
-            self.open.check_owned(row)
-            metrics.CANCEL_REQUESTS.inc()
-            state = load_task(row)
-        else:
-            metrics.CANCEL_REQUESTS.inc()
+    async def _cancel(self, _: Member, named: TaskName) -> None:
+        """Order a task to stop, if it has not ended meanwhile."""
+        task = self.open.of(named.principal, named.task_id)
+        if task is not None:
             # Without a database the cancel is refused at once, and the turn still runs.
             await self._database.check_writable()
-            ROUTINE.info("task canceled", task_id=task_id, principal=principal)
+            ROUTINE.info("task canceled", task_id=named.task_id, principal=named.principal)
             await task.cancel()
-            state = await task.log.firm_state()
-        if state.status.state is not State.CANCELED:
-            raise TaskNotCancelableError("The task has ended and cannot be canceled")
-        sure = "success" if state.status.failure is None else "timeout"
-        metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
-        return state
+            # A replica of an earlier version reads the task as soon as it has the reply.
+            await task.log.until_ended()
+
+    async def _end_unowned(self, principal: Principal, task_id: str) -> bool:
+        """Cancel a task whose OpenCode has no live owner; return whether it has ended now."""
+        row = await self.open.row(principal, task_id)
+        if not await end_unowned(self._database, row):
+            return False
+        self._writer.notify([row.no])
+        self._database.dispatch("w")
+        self.remote_logs.want([row.no])
+        return True
 
     # Webhooks
 
@@ -313,7 +296,7 @@ class TaskService:
         log = await self.log(principal, task_id)
         return await self._webhooks.put(log, config, anew=anew)
 
-    async def _put_webhook_for_other(self, new: NewWebhook) -> str:
+    async def _put_webhook_for_other(self, _: Member, new: NewWebhook) -> str:
         """Set a webhook for another replica; return its id."""
         row = await self.put_webhook(new.principal, new.task_id, new.config, anew=new.anew)
         return row.config_id
@@ -322,7 +305,7 @@ class TaskService:
         """Forget a webhook of a task, and what is being sent to it; there may be none."""
         await self._webhooks.delete(await self.log(principal, task_id), config_id)
 
-    async def _delete_webhook(self, named: WebhookName) -> None:
+    async def _delete_webhook_for_other(self, _: Member, named: WebhookName) -> None:
         await self.delete_webhook(named.principal, named.task_id, named.config_id)
 
 

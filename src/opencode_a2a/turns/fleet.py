@@ -1,17 +1,21 @@
 """Every OpenCode behind the service: which one a message goes to, and whether it can be reached.
 
 ``app`` makes a ``Member`` for each OpenCode in the settings and hands the ``Fleet`` to ``tasks``
-and ``extensions``, which ask it for the OpenCode to use. A session lives in one OpenCode, so a
-context stays with the OpenCode that has its session, unless that is lost. If another replica owns
-the OpenCode, the fleet raises ``NotOwnerError``. With a single OpenCode there is nothing to choose.
+and ``extensions``. A session lives in one OpenCode, so a context stays with the OpenCode that has
+its session, unless that is lost. With a single OpenCode there is nothing to choose.
+
+Before anything runs for a call, the fleet says where the call belongs: ``Here``, if this replica
+owns the OpenCode, or ``There``. What runs here holds the member (``Member.hold``): while somebody
+holds it, it stays with this replica, so that nothing further down has to ask. ``OwnerCall``
+(``tasks.mailbox``) does both.
 """
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -22,6 +26,7 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     ServiceError,
     UpstreamBackpressureError,
+    UpstreamUnreachableError,
 )
 from opencode_a2a.ids import Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
@@ -41,17 +46,20 @@ WATCH_SECONDS = 1.0
 LOCAL_BIAS = 2
 """How many more open tasks an OpenCode of this replica may have than one of another replica, and
 still get a new context: streams of this replica's own OpenCodes are faster."""
-FORWARDED_TO: ContextVar[str | None] = ContextVar("forwarded to", default=None)
-"""The OpenCode that another replica has chosen for the call that is being handled, if one has."""
 PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
 
 
-class NotOwnerError(Exception):
-    """A call is about an OpenCode that this replica does not own.
+UNSURE = (
+    "The replica of the service that was asked stopped before it answered. It may have been done; "
+    "look before you try again"
+)
 
-    ``TaskService`` and ``Dispatcher`` catch it, and have the owner run the call
-    (``OwnerCall.ask`` in ``tasks.mailbox``).
+
+class MovedError(Exception):
+    """A call belongs to another OpenCode, or to the next owner of this one.
+
+    Nothing was done for the call, or it can be done again. ``OwnerCall`` takes it there.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -82,6 +90,45 @@ class Member:
         self.away_since: float | None = None
         """When its owner could no longer reach it, by the clock of the event loop."""
         self.directories = [os.path.realpath(directory) for directory in entry.directories]
+        self._holders: set[asyncio.Timeout] = set()
+        self._unheld = asyncio.Event()
+
+    @asynccontextmanager
+    async def hold(self, *, repeatable: bool = True) -> AsyncGenerator[None]:
+        """Keep this replica its owner; raise MovedError if it is not.
+
+        If the OpenCode is given up meanwhile, what runs inside is canceled, and MovedError raised;
+        or UpstreamUnreachableError if it must not be done again.
+        """
+        if not self.owned:
+            raise MovedError(self.name)
+        holder = asyncio.timeout(None)
+        try:
+            async with holder:
+                self._holders.add(holder)
+                yield
+        except TimeoutError:
+            if not holder.expired():
+                raise
+            if repeatable:
+                raise MovedError(self.name) from None
+            raise UpstreamUnreachableError(UNSURE) from None
+        finally:
+            self._holders.discard(holder)
+            self._unheld.set()
+
+    @property
+    def held(self) -> bool:
+        return bool(self._holders)
+
+    async def let_go(self) -> None:
+        """Stop being its owner: nobody can hold it any more, and those who do are canceled."""
+        self.owned = False
+        for holder in self._holders:
+            holder.reschedule(0)
+        while self._holders:
+            self._unheld.clear()
+            await self._unheld.wait()
 
     def renew(self) -> None:
         """Forget what is known of it: another replica is going to own it."""
@@ -96,11 +143,31 @@ class Member:
     def state(self) -> str:
         return "up" if self.up else "lost" if self.lost else "away"
 
-    def check_owned(self) -> "Member":
-        """Return this member; raise NotOwnerError if this replica does not own it."""
-        if not self.owned:
-            raise NotOwnerError(self.name)
-        return self
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A call belongs to an OpenCode that this replica owns."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """A call belongs to an OpenCode that another replica owns, or nobody at the moment."""
+
+    upstream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """A call needs no owner: every replica does the same for it."""
+
+    member: Member
+    """The OpenCode to ask, if one is asked at all."""
+
+
+Place = Here | There | Anywhere
+"""Where a call belongs."""
 
 
 def _serves(directories: Sequence[str], directory: str | None) -> bool:
@@ -143,55 +210,39 @@ class Fleet:
         """Return the names of the OpenCodes that this replica owns."""
         return [member.name for member in self.members.values() if member.owned]
 
-    def owns(self, upstream: str) -> bool:
-        """Whether this replica owns an OpenCode."""
-        return upstream in self.owned()
+    def place(self, upstream: str) -> Here | There:
+        """Say where a call about an OpenCode belongs."""
+        member = self.members.get(upstream)
+        return Here(member) if member is not None and member.owned else There(upstream)
 
     def keeps_contexts(self, upstream: str) -> bool:
         """Whether contexts with a session in an OpenCode stay there; if it is lost they move on."""
         member = self.members.get(upstream)
         return upstream in self.census.elsewhere or (member is not None and not member.lost)
 
-    def member(self, upstream: str) -> Member:
-        """Return an OpenCode by its name; raise NotOwnerError if this replica does not own it."""
-        member = self.members.get(upstream)
-        if member is None:
-            raise NotOwnerError(upstream)
-        return member.check_owned()
-
-    async def member_for_message(
+    async def place_of_message(
         self, context_id: str | None, routing: Routing, bound: Sequence[str]
-    ) -> Member:
-        """Return the OpenCode for a message: the one with its session, or one with room.
+    ) -> Place:
+        """Say where a message belongs: to the OpenCode with its session, or to one with room.
 
-        ``bound`` names the OpenCodes that its context is bound to. Raise NotOwnerError if another
-        replica owns the one that is found.
+        ``bound`` names the OpenCodes that its context is bound to.
         """
-        if self.alone and self.first.owned:
-            return self.first
+        if self.alone:
+            return self.place(self.first.name)
         if routing.session_id is not None:
-            return await self.holder_of_session(routing.session_id)
+            return await self.place_of_session(routing.session_id)
         if routing.workspace_id is not None:
-            member = await self.holder_of_workspace(routing.workspace_id)
-            if member is not None:
-                return member
+            place = await self.place_of_workspace(routing.workspace_id)
+            if place is not None:
+                return place
         if context_id is not None and context_id.startswith(DERIVED_CONTEXT):
-            return await self.holder_of_session(context_id.removeprefix(DERIVED_CONTEXT))
+            return await self.place_of_session(context_id.removeprefix(DERIVED_CONTEXT))
         if bound:
-            return self.member(bound[0])
+            return self.place(bound[0])
         if routing.workspace_id is not None:
-            return self.any_member.check_owned()
+            return self.place(self.first.name)
         location, _ = self.first.turns.sessions.locate(routing)
-        return self.member_for_new_context(location.directory)
-
-    @property
-    def any_member(self) -> Member:
-        """The OpenCode to ask about something that none is known to have.
-
-        That is the first, unless another replica has chosen one: it may list them in another order,
-        and they would send the call to and fro.
-        """
-        return self.members.get(FORWARDED_TO.get() or "", self.first)
+        return self.place_of_new_context(location.directory)
 
     def serving(self, directory: str | None) -> Member:
         """Return an OpenCode to ask for what is the same in all that serve a directory."""
@@ -201,24 +252,20 @@ class Fleet:
         up = [member for member in serving if member.up]
         return (up or serving or [self.first])[0]
 
-    async def holder_of_session(self, session_id: str) -> Member:
-        """Return the OpenCode that has a session; one that denies it if none has.
-
-        Raise NotOwnerError if another replica owns it.
-        """
+    async def place_of_session(self, session_id: str) -> Here | There:
+        """Say where a session is; if nobody has it, where that is said."""
         if self.alone or not well_formed("ses", session_id):
-            return self.any_member.check_owned()
-        return (await self._find_session(SessionId(session_id))).check_owned()
+            return self.place(self.first.name)
+        return self.place(await self._find_session(SessionId(session_id)))
 
-    async def _find_session(self, session_id: SessionId) -> Member:
+    async def _find_session(self, session_id: SessionId) -> str:
+        """Return the name of the OpenCode that has a session; the first if none has it."""
         for member in self.members.values():
             if member.turns.sessions.knows(session_id):
-                return member
+                return member.name
         name = await self._database.read(task_rows.upstream_of_session, session_id)
-        if name is not None and name in self.census.elsewhere:
-            raise NotOwnerError(name)
-        if name is not None and name in self.members:
-            return self.members[name]
+        if name is not None and (name in self.census.elsewhere or name in self.members):
+            return name
 
         async def has(member: Member) -> bool:
             with suppress(TimeoutError, ServiceError):
@@ -231,50 +278,35 @@ class Fleet:
         found = await asyncio.gather(*map(has, members))
         for member, here in zip(members, found, strict=True):
             if here:
-                return member
-        if (
-            self.census.elsewhere
-            and self.find_session_elsewhere is not None
-            and FORWARDED_TO.get() is None
-        ):
+                return member.name
+        name = None
+        if self.census.elsewhere and self.find_session_elsewhere is not None:
             name = await self.find_session_elsewhere(session_id)
-            if name is not None:
-                raise NotOwnerError(name)
-        return self.any_member
+        return name or self.first.name
 
-    async def holder_of_workspace(self, name: str) -> Member | None:
-        """Return the OpenCode that made a workspace or worktree; None if that is not known.
-
-        Raise NotOwnerError if another replica owns it.
-        """
+    async def place_of_workspace(self, name: str) -> Here | There | None:
+        """Say where a workspace or worktree was made; None if that is not known."""
         found = await self._database.read(task_rows.upstream_of_place, name)
-        if found is not None and found in self.census.elsewhere:
-            raise NotOwnerError(found)
-        return self.members[found].check_owned() if found in self.members else None
+        known = found in self.census.elsewhere or found in self.members
+        return self.place(found) if found is not None and known else None
 
-    async def holder_of_request(self, request_id: str) -> Member:
-        """Return the OpenCode that asks for a permission or an answer.
-
-        If none is known to, return one that can be asked. Raise NotOwnerError if another replica
-        owns it.
-        """
+    async def place_of_request(self, request_id: str) -> Here | There:
+        """Say which OpenCode asks for a permission or an answer; any one if that is not known."""
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
-                return member
+                return self.place(member.name)
         if self.census.has_others:
             name = await self._database.read(interrupts.upstream, request_id, DERIVED_CONTEXT)
-            if name is not None and not self.owns(name):
-                raise NotOwnerError(name)
+            if name is not None:
+                return self.place(name)
         usable = (member for member in self.members.values() if member.owned and member.up)
-        return next(usable, self.first)
+        return self.place(next(usable, self.first).name)
 
-    def member_for_new_context(self, directory: str | None) -> Member:
-        """Return the OpenCode for a new context: one that has room, with the fewest open tasks.
+    def place_of_new_context(self, directory: str | None) -> Here | There:
+        """Choose an OpenCode for a new context: one that has room, with the fewest open tasks.
 
-        Raise NotOwnerError if another replica owns it; see ``LOCAL_BIAS``.
+        One of this replica is preferred; see ``LOCAL_BIAS``.
         """
-        if self.alone:
-            return self.first.check_owned()
         serving = [
             member for member in self.members.values() if _serves(member.directories, directory)
         ]
@@ -288,7 +320,7 @@ class Fleet:
         there = [member for member in taking if member.up]
         room = [m for m in there or taking if not m.max_turns or self.tasks[m.name] < m.max_turns]
         best = min(room, key=lambda member: self.tasks[member.name], default=None)
-        if others and FORWARDED_TO.get() is None:
+        if others:
             if self._sent[0] is not census:
                 self._sent = census, Counter()
             sent = self._sent[1]
@@ -304,13 +336,12 @@ class Fleet:
                 best and enough and self.tasks[best.name] <= usable[least] + LOCAL_BIAS
             ):
                 sent[least] += 1
-                raise NotOwnerError(least)
-        if best is None and not own:
-            raise NotOwnerError((serving or others)[0].name)  # the call waits for an owner
-        if best is None:
-            raise UpstreamBackpressureError(limit=sum(m.max_turns for m in there or taking))
-        # If all are away, the turn waits as it does for a single one.
-        return best
+                return There(least)
+        if best is not None:
+            return Here(best)  # if all are away, the turn waits as it does for a single one
+        if not own:
+            return There((serving or others)[0].name)  # the call waits for an owner
+        raise UpstreamBackpressureError(limit=sum(m.max_turns for m in there or taking))
 
     def errands_of(self, principal: Principal) -> int:
         """Return how many errands of a caller run in this process."""
@@ -322,9 +353,8 @@ class Fleet:
         """Take up work without a task, which was asking something when its process ended."""
         for owner in await self.first.turns.interrupts.errand_owners():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
-            member = None
-            with suppress(NotOwnerError):
-                member = self.first if self.alone else await self._find_session(session)
+            name = self.first.name if self.alone else await self._find_session(session)
+            member = self.members.get(name)
             if member is not None and member in members:
                 stored = await self.first.turns.interrupts.stored("", owner.context_id)
                 member.errands.recover(owner, stored)
