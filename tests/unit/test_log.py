@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,13 +12,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.config import LimitSettings, UpstreamEntry
 from opencode_a2a.errors import (
     LimitExceededError,
-    StreamEndedError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
@@ -27,16 +25,12 @@ from opencode_a2a.events import (
     Interrupted,
     Outcome,
     Progressed,
-    ReasoningGrew,
     Resolution,
     Resumed,
     SessionBound,
     Started,
     TextGrew,
     ToolChanged,
-    TurnEvent,
-    Usage,
-    UsageCounted,
 )
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.messages import (
@@ -65,7 +59,7 @@ from opencode_a2a.tasks.log import (
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskState
+from opencode_a2a.tasks.state import Cursor, Entry, State, TaskState
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
@@ -348,21 +342,6 @@ async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
         assert log.seen.newest == 1
 
 
-async def test_readers_of_stored_entries_end_with_the_others() -> None:
-    async with office() as desk, asyncio.timeout(60):
-        log = await desk.task()
-        readings = [
-            asyncio.create_task(LogReader(log, stored_only=stored_only).next())
-            for stored_only in (False, True)
-        ]
-        await asyncio.sleep(0)
-        log.end_reading()
-
-        for reading in readings:
-            with pytest.raises(StreamEndedError):
-                await reading
-
-
 async def test_a_later_end_changes_nothing() -> None:
     async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
@@ -477,114 +456,6 @@ async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
 
         await first.cancel()
         assert isinstance(await desk.admit(order("m2")), OpenTask)
-
-
-# --- what A2A 1.1 will number -----------------------------------------------------------------
-
-
-class MortalWriter(LogWriter):
-    """A writer that a crash can end."""
-
-    async def die(self) -> None:
-        """Lose what waits to be stored; what is on its way is stored."""
-        self._waiting.clear()
-        await self.commit()
-
-
-@pytest.mark.both_databases
-@given(
-    lives=st.lists(
-        st.lists(
-            st.tuples(st.sampled_from(["text", "reasoning", "step", "usage"]), st.booleans()),
-            max_size=12,
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    plain=st.booleans(),
-)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@example(lives=[[("text", True), ("text", False)], [("text", False), ("text", True)]], plain=False)
-def test_the_generations_that_a_reader_of_stored_entries_gets_neither_repeat_nor_skip(
-    lives: list[list[tuple[str, bool]]], plain: bool
-) -> None:
-    """Each life of the service ends in a crash; what it had not stored is lost."""
-    asyncio.run(die_and_go_on(lives, plain=plain))
-
-
-async def die_and_go_on(lives: list[list[tuple[str, bool]]], *, plain: bool) -> None:
-    modes = ("text/plain",) if plain else None
-    told: list[Entry] = []
-    async with office() as desk, asyncio.timeout(60):
-        first = log = await desk.task()
-        ref = replace(first.ref, output_modes=modes)
-        for life in lives:
-            # As ``recover`` does it.
-            replay = Replay(desk.database, first.no, ref)
-            while await replay.next(replay.state.seq):
-                pass
-            writer = MortalWriter(desk.database)
-            log = TaskLog(first.no, replay.state, writer, desk.database)
-            last = told[-1].seq if told else 1
-            cursor = Cursor(last, bisect_right(log.state.epochs, last))
-            await log.append([Recovered("restart")])
-            reader = LogReader(log, cursor, stored_only=True)
-            assert not reader.resync
-            reading = asyncio.create_task(read_on(reader, told))
-            for number, (kind, stored) in enumerate(life):
-                await log.append([happening(kind, number)])
-                if stored:
-                    await writer.commit()
-            await writer.die()
-            reading.cancel()
-            await asyncio.wait([reading])
-        log = TaskLog(first.no, await stored_task(log), LogWriter(desk.database), desk.database)
-        await log.append([Finished(Outcome.COMPLETED)])
-        last = told[-1].seq
-        reader = LogReader(
-            log, Cursor(last, bisect_right(log.state.epochs, last)), stored_only=True
-        )
-        await read_on(reader, told)
-
-    numbers = [entry.generation for entry in told if ref.visible(entry.event)]
-    assert numbers == list(range(2, len(numbers) + 2))
-    assert log.state.generation == numbers[-1]
-
-
-async def read_on(reader: LogReader, told: list[Entry]) -> None:
-    while entries := await reader.next():
-        told += entries
-
-
-def happening(kind: str, number: int) -> TurnEvent:
-    match kind:
-        case "text":
-            return grew(f"{number} ")
-        case "reasoning":
-            return ReasoningGrew(MessageId("msg_1"), "prt_0", "hm")
-        case "usage":
-            return UsageCounted(Usage(number))
-        case _:
-            return Progressed("step-start", str(number))
-
-
-async def test_a_reader_of_shown_entries_may_get_one_that_a_crash_takes_back() -> None:
-    async with office() as desk, asyncio.timeout(60):
-        first = await desk.task()
-        writer = MortalWriter(desk.database)
-        log = TaskLog(first.no, await stored_task(first), writer, desk.database)
-        eager, careful = LogReader(log), LogReader(log, stored_only=True)
-        waits = asyncio.create_task(careful.next())
-
-        await log.append([grew("told ", opens=True)])
-        seen = await eager.next()
-        assert not waits.done()
-        await writer.die()
-
-        assert [entry.generation for entry in seen] == [2]
-        assert (await stored_task(log)).generation == 1
-        waits.cancel()
-        await asyncio.wait([waits])
 
 
 @pytest.mark.parametrize(("resolution", "told"), [("once", 2), ("expired", 0), ("void", 0)])

@@ -298,15 +298,12 @@ class ReadableLog:
 
     # Reading
 
-    def after(self, seq: int, *, stored_only: bool = False) -> list[Entry] | None:
-        """Return shown entries after a number; None when the tail no longer reaches back so far.
-
-        ``stored_only`` leaves out those that a crash could still take back.
-        """
-        start, last = seq + 1 - self._tail_seq, self._stored if stored_only else self._shown
+    def after(self, seq: int) -> list[Entry] | None:
+        """Return shown entries after a number; None when the tail no longer reaches back so far."""
+        start = seq + 1 - self._tail_seq
         if start < 0:
             return None
-        return bounded(self._tail[start : min(start + BATCH, last + 1 - self._tail_seq)])
+        return bounded(self._tail[start : min(start + BATCH, self._shown + 1 - self._tail_seq)])
 
     async def firm_state(self) -> TaskState:
         """Return the state once every firm entry in it is stored; valid until the next await."""
@@ -552,8 +549,6 @@ class LogReader:
     later follow.
 
     It ends with the task; with ``until_asked`` also when the task begins to wait for a person.
-    With ``stored_only`` it gets entries once they are stored, so that no crash can take them back;
-    readers of A2A 1.1 will be such (``docs/architecture.md``), and until then only tests are.
     Entries that are read with ``supervises`` do not count as seen by the person who may answer.
     """
 
@@ -563,7 +558,6 @@ class LogReader:
         cursor: Cursor | None = None,
         *,
         until_asked: bool = False,
-        stored_only: bool = False,
         supervises: bool = False,
     ) -> None:
         self.log = log
@@ -576,7 +570,6 @@ class LogReader:
         self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         """Sequence number of the last entry that the client has."""
         self._until_asked = until_asked
-        self._stored_only = stored_only
         self._ended = False
         self._write: WriteEntries | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -591,7 +584,7 @@ class LogReader:
         returned.
         """
         while not self._ended:
-            entries = self.log.after(self._after, stored_only=self._stored_only)
+            entries = self.log.after(self._after)
             if entries is None:
                 if self._replay is None:
                     self._replay = Replay(self.log.database, self.log.no, self.log.ref)
@@ -608,12 +601,11 @@ class LogReader:
                 break
             self.log.check_moved()
             self._write, self._waiter = write, asyncio.get_running_loop().create_future()
-            readers = self.log.readers_of_stored if self._stored_only else self.log.readers
-            readers.add(self)
+            self.log.readers.add(self)
             try:
                 await self._waiter
             finally:
-                readers.discard(self)
+                self.log.readers.discard(self)
                 self._waiter = None
         return []
 

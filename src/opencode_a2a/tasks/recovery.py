@@ -191,7 +191,6 @@ async def _after_unreadable(database: Database, row: TaskRow) -> TaskState:
     state.status = replace(state.status, state=State(row.state), at=row.updated_at)
     while segments := await database.read(task_rows.load_segments, row.no, state.seq + 1):
         state.seq = segments[-1].last_seq
-    state.generation = state.seq  # never above it
     return state
 
 

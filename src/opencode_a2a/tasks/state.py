@@ -214,8 +214,6 @@ class Entry:
     event: LogEvent
     status: Status | None = None
     """The status after the event, if the event is shown as a status or changed it."""
-    generation: int = 0
-    """How many events readers have seen with this one; the task itself counts as the first."""
     changes_state: bool = False
     """Whether readers see that it changed the state, or asked a person something more."""
 
@@ -294,8 +292,6 @@ class TaskState:
     """The usage of the turns before the present one; None unless the task began with a plan."""
     epochs: list[int] = field(default_factory=list[int])
     """The sequence number of every recovery, in order."""
-    generation: int = 1
-    """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers see."""
     state_changes: deque[Entry] = field(default_factory=deque[Entry])
     """The latest entries that changed the state, in order."""
     unremembered: int = 0
@@ -319,12 +315,10 @@ class TaskState:
         before = self.status
         self._fold(event, at)
         if type(event) is TextGrew:  # most events are, and have nothing to do with the status
-            self.generation += 1
-            return Entry(self.seq, at, event, None, self.generation)
-        self.generation += self.ref.visible(event)
+            return Entry(self.seq, at, event)
         shown = shown_as(event) is ShownAs.STATUS
         status = self.status if shown or self.status is not before else None
-        entry = Entry(self.seq, at, event, status, self.generation)
+        entry = Entry(self.seq, at, event, status)
         if shown and (self.status.state is not before.state or isinstance(event, Interrupted)):
             entry.changes_state = True
             self.state_changes.append(entry)
@@ -522,7 +516,6 @@ def dump_archive(state: TaskState) -> bytes:
         {
             "seq": state.seq,
             "epochs": state.epochs,
-            "generation": state.generation,
             "history": state.history,
             "lanes": {
                 channel.value: [
@@ -547,8 +540,6 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
     fields: _Fields = orjson.loads(archive)
     state.seq = state.unremembered = fields["seq"]
     state.epochs = fields["epochs"]
-    # Archives of 2.0.0 have no generation; it is never above the sequence number.
-    state.generation = fields.get("generation", state.seq)
     state.history = [Message.load(message) for message in fields["history"]]
     for name, (message_id, closed, parts) in fields["lanes"].items():
         pieces = [(part_id, [text]) for part_id, text in parts]
