@@ -22,8 +22,9 @@ from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.open import OpenTask, OpenTasks
 from opencode_a2a.tasks.state import LogEvent
 from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
+from opencode_a2a.turns.job import Log
 from opencode_a2a.turns.sessions import BoundSession, Sessions, TurnLock
-from opencode_a2a.turns.turn import Log, Turn
+from opencode_a2a.turns.turn import Turn
 from tests.support import stores
 from tests.support.answers import Answer, RefusedError, Update, Wire, fold
 from tests.support.caller import Caller

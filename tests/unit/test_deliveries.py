@@ -40,8 +40,8 @@ from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
+from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import SessionRights
-from opencode_a2a.turns.turn import SharedTurns
 from tests.support import stores
 from tests.support.receiver import receiving
 

@@ -57,8 +57,8 @@ from opencode_a2a.tasks.service import NewWebhook, TaskName, TaskService, Webhoo
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
+from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import WorkspaceRoot
-from opencode_a2a.turns.turn import SharedTurns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only

@@ -38,7 +38,7 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.turn import SharedTurns
+from opencode_a2a.turns.job import SharedTurns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only

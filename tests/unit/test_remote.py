@@ -158,7 +158,7 @@ async def told(reader: LogReader, count: int) -> list[Entry]:
     return entries
 
 
-def seen(entries: list[Entry]) -> list[tuple[int, int, object, object, int]]:
+def seen(entries: list[Entry]) -> list[tuple[int, int, object, object]]:
     return [(one.seq, one.at, one.event, one.status) for one in entries]
 
 

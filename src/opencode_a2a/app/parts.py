@@ -35,9 +35,9 @@ from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
+from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
-from opencode_a2a.turns.turn import SharedTurns
 
 if TYPE_CHECKING:
     from opencode_a2a.notices.service import Notices

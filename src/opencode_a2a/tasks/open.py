@@ -50,7 +50,8 @@ from opencode_a2a.tasks.state import State, Status
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.turns.interrupts import CLOCK, record_settled, record_void
-from opencode_a2a.turns.turn import INTERNAL, LoggedTurn, Turn
+from opencode_a2a.turns.job import LoggedTurn
+from opencode_a2a.turns.turn import INTERNAL, Turn
 
 logger = structlog.get_logger(__name__)
 
@@ -411,7 +412,7 @@ class OpenTasks:
         """Return the log of any task, and where the task runs; None if it has ended."""
         task = self.of(principal, task_id)
         if task is not None:
-            return task.log, self._fleet.place(task.member.name)
+            return task.log, None if task.ended else self._fleet.place(task.member.name)
         row = await self.row(principal, task_id)
         ended = State(row.state).terminal
         return await self.log_of(row), None if ended else self._fleet.place(row.upstream)

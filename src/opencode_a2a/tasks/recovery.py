@@ -50,9 +50,9 @@ from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.attempt import AGAIN_SECONDS
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts, record_void, unlogged
+from opencode_a2a.turns.job import LoggedTurn
 from opencode_a2a.turns.sessions import TurnLock
 from opencode_a2a.turns.snapshot import PAGE, messages_since
-from opencode_a2a.turns.turn import LoggedTurn
 
 logger = structlog.get_logger(__name__)
 

@@ -82,6 +82,7 @@ from opencode_a2a.turns.answers import (
     understand,
 )
 from opencode_a2a.turns.fleet import Anywhere, Fleet, Member, MovedError, There
+from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
     DEFAULT_AGENT,
@@ -90,7 +91,6 @@ from opencode_a2a.turns.sessions import (
     SESSION_FIELD,
     WORKSPACE_FIELD,
 )
-from opencode_a2a.turns.turn import SharedTurns
 
 # The message, and how it is recorded
 

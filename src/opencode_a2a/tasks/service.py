@@ -260,11 +260,12 @@ class TaskService:
                 if not await self._end_unowned(principal, task_id):
                     raise
             log, place = await self.open.locate(principal, task_id)
-        if log.state.status.state is not State.CANCELED:
+        state = await log.firm_state()
+        if state.status.state is not State.CANCELED:
             raise TaskNotCancelableError("The task has ended and cannot be canceled")
-        sure = "success" if log.state.status.failure is None else "timeout"
+        sure = "success" if state.status.failure is None else "timeout"
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
-        return log.state
+        return state
 
     async def _cancel(self, _: Member, named: TaskName) -> None:
         """Order a task to stop, if it has not ended meanwhile."""

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -60,10 +59,8 @@ from opencode_a2a.opencode.types import (
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.turns.interrupts import AfterAttend
+from opencode_a2a.turns.job import Addition, Job, Log, PromptCall
 from opencode_a2a.turns.sessions import BoundSession, WiderWorkError, Work
-
-if TYPE_CHECKING:  # each of the two files needs the other
-    from opencode_a2a.turns.turn import Addition, Log, Turn
 
 logger = structlog.get_logger(__name__)
 
@@ -117,9 +114,6 @@ COSTLY = "The turn has cost {:.4g} and may cost {:g}; it was stopped."
 ENDLESS = "The model was asked {} times without coming to an end; the turn was stopped."
 RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
 
-PromptCall = asyncio.Task[MessageWithParts]
-"""A call that takes a prompt to OpenCode, and returns OpenCode's last message."""
-
 
 class SessionGoneError(Exception):
     """OpenCode deleted the session of the context before the prompt: the turn needs a new one."""
@@ -135,15 +129,15 @@ class Attempt:
 
     # Begin
 
-    def __init__(self, turn: "Turn", session: BoundSession, log: "Log") -> None:
-        self._turn = turn
-        self._shared = turn.shared
-        self._interrupts = turn.interrupts
+    def __init__(self, job: Job, session: BoundSession, log: Log) -> None:
+        self._job = job
+        self._shared = job.shared
+        self._interrupts = job.interrupts
         self._interrupts.location = session.location
         self._session = session
         self._log = log
-        self._reader = self._new_reader(turn.emitted if turn.recovered else None)
-        self._limits = TurnLimits(turn.shared.settings)
+        self._reader = self._new_reader(job.emitted if job.recovered else None)
+        self._limits = TurnLimits(job.shared.settings)
         self._unwritten: list[TurnEvent] = []
         """Events that come from elsewhere than OpenCode, to be written with the next batch."""
         self._children_unread = False
@@ -152,12 +146,12 @@ class Attempt:
         self._start_timer: asyncio.TimerHandle | None = None
         tools = self._shared.tools
         self._calling_turn = tools and tools.calling_turns.enter(
-            turn.request.routing.hops, self._report, turn.owner.principal
+            job.request.routing.hops, self._report, job.owner.principal
         )
-        self._shared.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
-        self._subscription = self._shared.feed.follow(session.session_id, resumes=turn.recovered)
-        work = self._shared.sessions.rights.register(session.session_id, turn.owner.rights)
-        self._prompts = PromptCalls(turn, session, work, self._report, self.wake)
+        self._shared.interrupts.sessions_with_turn[session.session_id] = job.interrupts
+        self._subscription = self._shared.feed.follow(session.session_id, resumes=job.recovered)
+        work = self._shared.sessions.rights.register(session.session_id, job.owner.rights)
+        self._prompts = PromptCalls(job, session, work, self._report, self.wake)
 
     @property
     def finished(self) -> bool:
@@ -168,10 +162,10 @@ class Attempt:
         self._subscription.wake()
 
     def _new_reader(self, resumes: Emitted | None = None) -> Reader:
-        turn = self._turn
-        prompt, channel = turn.request.user_message_id, Channel.PLAN if turn.plans else Channel.TEXT
+        job = self._job
+        prompt, channel = job.request.user_message_id, Channel.PLAN if job.plans else Channel.TEXT
         reader = Reader(self._session.session_id, prompt, resumes, channel)
-        for addition in turn.additions:
+        for addition in job.additions:
             reader.state.messages.claim(addition.prompt_id)
         return reader
 
@@ -180,7 +174,7 @@ class Attempt:
         self._shared.interrupts.sessions_with_turn.pop(self._session.session_id, None)
         self._prompts.close()
         if self._shared.tools is not None and self._calling_turn is not None:
-            self._shared.tools.calling_turns.leave(self._calling_turn, canceled=self._turn.canceled)
+            self._shared.tools.calling_turns.leave(self._calling_turn, canceled=self._job.canceled)
         for timer in (self._tick_timer, self._start_timer):
             if timer is not None:
                 timer.cancel()
@@ -204,20 +198,20 @@ class Attempt:
 
     async def _prompt_or_recover(self) -> None:
         """Send the prompt, unless an earlier process may have sent it."""
-        turn, session = self._turn, self._session
-        bound = turn.bound(session)
-        if not turn.recovered:
+        job, session = self._job, self._session
+        bound = job.bound(session)
+        if not job.recovered:
             events: list[TurnEvent] = [bound, Started()]
             if session.replaces:
                 events.append(REPLACED)
             await self._log.append(events, session.link)
-            if not turn.canceled:
-                self._prompts.send(turn.request)
+            if not job.canceled:
+                self._prompts.send(job.request)
         else:
             # The first ``_decide`` looks whether OpenCode has the prompt, and else sends it
             # (``_send_unsent_prompt``). The answers of a turn that is about to be stopped wait
             # until it has ended.
-            if not turn.canceled and turn.refusal is None:
+            if not job.canceled and job.refusal is None:
                 self._interrupts.connected.set()
             await self._log.append([bound], session.link)
         self._tick()
@@ -275,11 +269,11 @@ class Attempt:
         """Compare the answer with its schema, handle interrupts and the end, write to the log."""
         if not events:
             return
-        schema = self._turn.request.routing.output_schema
-        if schema is not None and not self._turn.plans:
+        schema = self._job.request.routing.output_schema
+        if schema is not None and not self._job.plans:
             events = await _by_schema(events, schema)
         heard = self._reader.state.messages.user_messages
-        if any(addition.prompt_id in heard for addition in self._turn.additions):
+        if any(addition.prompt_id in heard for addition in self._job.additions):
             self._interrupts.go_on()  # before requests that come of the new prompt are asked
         to_log = await self._interrupts.ask_and_settle(events)
         if self._reader.finished:
@@ -293,25 +287,25 @@ class Attempt:
         Messages that were not sent are dropped. The turn is completed only if nobody answered past
         this service; a plan waits for the approval of a person.
         """
-        turn = self._turn
+        job = self._job
         out: list[TurnEvent | Answered] = [
-            addition.progress("dropped", DROPPED) for addition in turn.additions
+            addition.progress("dropped", DROPPED) for addition in job.additions
         ]
         for event in events:
             if not isinstance(event, Finished) or event.outcome is not Outcome.COMPLETED:
                 out.append(event)
             elif self._interrupts.forged:
                 out.append(Finished(Outcome.FAILED, event.message_id, failure=FORGED))
-            elif not turn.plans:
+            elif not job.plans:
                 out.append(event)
             elif not self._reader.text.strip():
                 failed = Finished(Outcome.FAILED, event.message_id, event.finish, failure=NO_PLAN)
                 out.append(failed)
             else:
                 # The id is the same after a crash, so that the stored row and its number are found.
-                request_id = RequestId(f"plan_{turn.request.user_message_id}")
+                request_id = RequestId(f"plan_{job.request.user_message_id}")
                 asked = Interrupted(request_id, "plan", self._session.session_id)
-                out.append(await self._shared.interrupts.store_asked(turn.owner, asked))
+                out.append(await self._shared.interrupts.store_asked(job.owner, asked))
         return out
 
     # Decide
@@ -331,7 +325,7 @@ class Attempt:
             return []
         except UpstreamError as error:
             logger.warning("could not read OpenCode's state; will retry", error=error.message)
-            if self._turn.canceled:
+            if self._job.canceled:
                 return _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
             if (failure := self._limits.silence) is not None:
                 return self._reader.finish(None, failure=failure)
@@ -362,14 +356,14 @@ class Attempt:
         """
         shared, reader, session = self._shared, self._reader, self._session
         if reader.state.messages.prompt_seen and session.claimed:
-            owner, routing = self._turn.owner, self._turn.request.routing
+            owner, routing = self._job.owner, self._job.request.routing
             await shared.sessions.confirm(session, owner.principal, owner.context_id, routing)
             self._session = replace(session, claimed=False)
         # What ends the turn from outside comes first: OpenCode may never say another word.
-        if self._turn.canceled:
+        if self._job.canceled:
             return await self._abort(None)
-        if self._turn.refusal is not None:
-            return await self._abort(self._turn.refusal)
+        if self._job.refusal is not None:
+            return await self._abort(self._job.refusal)
         match await self._interrupts.attend():
             case AfterAttend.STOP_FORGED:
                 return await self._abort(FORGED)
@@ -383,7 +377,7 @@ class Attempt:
             events = await self._reconcile()
             if events or self._reader.finished:
                 return events
-        if self._turn.additions:
+        if self._job.additions:
             events = await self._deliver()
             if events:
                 self.wake()
@@ -409,7 +403,7 @@ class Attempt:
         """
         session, limits = self._session, self._limits
         session_id, since = session.session_id, max(limits.heard, limits.doubted)
-        snapshots, message_id = self._shared.snapshots, self._turn.request.user_message_id
+        snapshots, message_id = self._shared.snapshots, self._job.request.user_message_id
         state = await snapshots.read(session_id, message_id, session.location, since)
         known = any(message.info.id == message_id for message in state.messages)
         if not known and self._prompts.latest is None:
@@ -417,7 +411,7 @@ class Attempt:
         work = self._prompts.work
         if known and work.begun is None:
             # An earlier process sent it: these are the most rights that it can have begun with.
-            work.begun = self._turn.request.rights
+            work.begun = self._job.request.rights
         limits.compared, self._children_unread = limits.now(), True
         limits.unlisted = state.permissions is None or state.questions is None
         self._interrupts.busy = session_id in state.statuses
@@ -444,7 +438,7 @@ class Attempt:
         # Before the prompt: after a restart the log says whether there is something to abort.
         await self._log.append([Started()])
         self._limits.ended = None
-        self._prompts.send(self._turn.request)
+        self._prompts.send(self._job.request)
         return []
 
     async def _guard(self) -> list[TurnEvent]:
@@ -479,7 +473,7 @@ class Attempt:
     # Further messages
 
     @property
-    def _next_addition(self) -> "Addition | None":
+    def _next_addition(self) -> Addition | None:
         """The further message to send next; one that is queued does not go on after a failure."""
         state = self._reader.state
         newest = state.messages.newest
@@ -487,20 +481,20 @@ class Attempt:
             newest is not None and newest.error is not None
         )
         for delivery in ("interrupt", "steer") if failed else ("interrupt", "steer", "queue"):
-            for addition in self._turn.additions:
+            for addition in self._job.additions:
                 if addition.delivery == delivery:
                     return addition
         return None
 
     async def _deliver(self) -> list[TurnEvent]:
         """Send messages that do not wait for the end of the turn, one after the other."""
-        turn, state, out = self._turn, self._reader.state, list[TurnEvent]()
-        for addition in list(turn.additions):
+        job, state, out = self._job, self._reader.state, list[TurnEvent]()
+        for addition in list(job.additions):
             if addition.prompt_id in state.messages.user_messages:
-                turn.additions.remove(addition)
+                job.additions.remove(addition)
                 progress = addition.progress("delivered")
                 key = (progress.type, progress.status, progress.part_id)
-                if key not in turn.emitted.progress:
+                if key not in job.emitted.progress:
                     out.append(progress)
         ready = state.messages.prompt_seen and not state.needs_reconcile
         addition = self._next_addition
@@ -512,21 +506,21 @@ class Attempt:
             self._prompt_with(addition)
         elif addition.delivery == "interrupt" and not addition.cleared:
             # The sender of such a message refuses everything that waits for a person.
-            self._interrupts.refuse_all(turn.owner.principal)
+            self._interrupts.refuse_all(job.owner.principal)
             addition.cleared = await self._stopped_in_time()
             self._doubt()  # how far the text had come
         return out
 
-    def _prompt_with(self, addition: "Addition") -> None:
+    def _prompt_with(self, addition: Addition) -> None:
         addition.sent = True
         addition.tries += 1
         self._reader.state.expect(addition.prompt_id)
         self._limits.ended = None
         addition.call = self._prompts.send(addition.added.request)
 
-    def _withdraw(self, addition: "Addition", reason: str) -> Progressed:
+    def _withdraw(self, addition: Addition, reason: str) -> Progressed:
         """Give up a message that OpenCode would not take."""
-        self._turn.additions.remove(addition)
+        self._job.additions.remove(addition)
         sent = self._reader.state.messages.sent
         sent[:] = [prompt for prompt in sent if prompt != addition.prompt_id]
         self.wake()
@@ -566,7 +560,7 @@ class Attempt:
         error = call.exception()
         if error is None:
             return await self._finish_or_continue() if self._drained() else []
-        addition = next((one for one in self._turn.additions if one.call is call), None)
+        addition = next((one for one in self._job.additions if one.call is call), None)
         if isinstance(error, UpstreamUnreachableError):
             # The connection broke; the turn may well be running. OpenCode's messages will tell.
             logger.warning("prompt call broke off", error=error.message)
@@ -584,9 +578,7 @@ class Attempt:
         if self._reader.state.tree.last_error is None and not self._drained():
             return []
         if self._session.claimed:
-            await self._shared.sessions.release(
-                self._turn.owner.principal, self._session.session_id
-            )
+            await self._shared.sessions.release(self._job.owner.principal, self._session.session_id)
         failure: Failure | None = None
         if self._reader.state.tree.last_error is None:
             text = f"{error.message}; check the model, the agent and the files of the message"
@@ -701,7 +693,7 @@ class PromptCalls:
     with an error, if it does not take the prompt.
     """
 
-    turn: "Turn"
+    job: Job
     session: BoundSession
     work: Work
     """The turn, as work in a session that has to keep to rights."""
@@ -736,7 +728,7 @@ class PromptCalls:
                 call.exception()  # asyncio complains of exceptions that nobody has looked at
             self.wake()
 
-        self.tries += request is self.turn.request
+        self.tries += request is self.job.request
         call = self.latest = asyncio.create_task(self._call(request))
         call.add_done_callback(ended)
         self.calls.append(call)
@@ -750,23 +742,23 @@ class PromptCalls:
     def close(self) -> None:
         for call in self.calls:
             call.cancel()
-        self.turn.shared.sessions.rights.end(self.work)
+        self.job.shared.sessions.rights.end(self.work)
 
     async def _call(self, request: TurnRequest) -> MessageWithParts:
         """Prompt the session, unless the turn is canceled first."""
-        turn, session, opencode = self.turn, self.session, self.turn.shared.opencode
-        settings, routing = turn.shared.settings.opencode, request.routing
-        agent, schema, command = turn.agent, None, routing.command
-        if not turn.plans:  # the schema is for the turn that carries the plan out
+        job, session, opencode = self.job, self.session, self.job.shared.opencode
+        settings, routing = job.shared.settings.opencode, request.routing
+        agent, schema, command = job.agent, None, routing.command
+        if not job.plans:  # the schema is for the turn that carries the plan out
             agent = routing.agent or agent
-            schema = routing.output_schema or turn.request.routing.output_schema
+            schema = routing.output_schema or job.request.routing.output_schema
         if command is not None:
             # An agent that the command itself names has precedence.
             sources = await opencode.command_sources(at=session.location)
             agent = next((one.agent for one in sources if one.name == command), None) or agent
         agent, tools = await self._restrict(agent, widens=command is None)
-        model = await turn.shared.model(session, routing.model)
-        if turn.canceled:  # while the model was looked up: OpenCode need not hear of it
+        model = await job.shared.model(session, routing.model)
+        if job.canceled:  # while the model was looked up: OpenCode need not hear of it
             raise asyncio.CancelledError
         if command is not None:
             called = CommandCall(
@@ -807,8 +799,8 @@ class PromptCalls:
 
         Wait for work with wider rights to end: the prompt would join it.
         """
-        rights, at, reported = self.turn.shared.sessions.rights, self.session.location, False
-        while not self.turn.canceled:
+        rights, at, reported = self.job.shared.sessions.rights, self.session.location, False
+        while not self.job.canceled:
             try:
                 restricted = await rights.restrict(self.work, agent, at, widens=widens)
                 if reported:

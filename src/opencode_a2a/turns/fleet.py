@@ -37,8 +37,8 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.replicas import Census
 from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD
-from opencode_a2a.turns.turn import SharedTurns
 
 logger = structlog.get_logger(__name__)
 

@@ -2,60 +2,46 @@
 
 ``tasks`` runs a ``Turn`` and gives it the log to write to. In its session the turn makes an
 ``Attempt`` (``turns.attempt``), which sends the prompt and follows the session until the turn is
-over. All turns in one OpenCode use the same ``SharedTurns``.
+over. Both share the ``Job`` (``turns.job``).
 """
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import structlog
 
-from opencode_a2a.bounds import Recent
-from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
     UpstreamBackpressureError,
-    UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
-    Emitted,
     Failure,
     FailureType,
     Finished,
     Outcome,
     Progressed,
-    SessionBound,
-    TurnEvent,
 )
-from opencode_a2a.ids import MessageId, ModelRef, Owner, SessionId
-from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
-from opencode_a2a.opencode.driver import Driver, Location
-from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.store.database import Write
+from opencode_a2a.ids import Owner, SessionId
+from opencode_a2a.messages import Added, TurnRequest
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.turns.attempt import (
     AGAIN_SECONDS,
     AWAY_SECONDS,
     DROPPED,
     UNCONFIRMED,
     Attempt,
-    PromptCall,
     SessionGoneError,
 )
-from opencode_a2a.turns.interrupts import SharedInterrupts, StoredInterrupt, WorkInterrupts
-from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, BoundSession, Sessions, TurnLock
-from opencode_a2a.turns.snapshot import Snapshots
-from opencode_a2a.turns.tools import Tools
+from opencode_a2a.turns.job import Addition, Job, Log, LoggedTurn, SharedTurns
+from opencode_a2a.turns.sessions import BoundSession, TurnLock
 
 logger = structlog.get_logger(__name__)
 
-FIRST_ANSWER_SECONDS = 3.0
-"""Seconds that a call waits for an OpenCode that has never answered."""
 AWAY = (UpstreamUnreachableError, StoreUnavailableError)
 """Errors that pass by themselves: a turn waits until OpenCode or the database is back."""
 INTERNAL = Failure(
@@ -63,135 +49,11 @@ INTERNAL = Failure(
 )
 
 
-class SharedTurns:
-    """The parts that all turns in one OpenCode use."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        opencode: Driver,
-        feed: Feed,
-        sessions: Sessions,
-        interrupts: SharedInterrupts,
-        tools: Tools | None,
-    ) -> None:
-        self.settings = settings
-        self.rights = settings.auth.rights
-        """The most that any turn may do."""
-        self.default_model = settings.opencode.model
-        self.opencode = opencode
-        self.feed = feed
-        self.sessions = sessions
-        self.interrupts = interrupts
-        self.tools = tools
-        self.snapshots = Snapshots(opencode)
-        self.running = 0
-        """Turns that were admitted and have not ended, those that wait for a session included."""
-        self._models = Recent[SessionId, ModelRef | None](KNOWN_SESSIONS)
-        """For each session whose last prompt named a model: the one it had before."""
-
-    async def check_reachable(self) -> None:
-        """Raise an error if OpenCode has never answered this service and does not answer now.
-
-        Once it has answered, a turn waits for an OpenCode that is away. Before that the address or
-        the password may be wrong, and waiting would not help.
-        """
-        if self.feed.connections:
-            return
-        try:
-            async with asyncio.timeout(FIRST_ANSWER_SECONDS):
-                await self.opencode.health()
-        except TimeoutError:
-            raise UpstreamTimeoutError from None
-
-    async def model(self, session: BoundSession, named: ModelRef | None) -> ModelRef | None:
-        """Return the model to prompt a session with; None leaves the choice to OpenCode.
-
-        A request names a model for itself alone, but OpenCode keeps it for the session; the prompt
-        after it therefore names the earlier model again.
-        """
-        session_id, default = session.session_id, self.default_model
-        if named is None:
-            return default or self._models.pop(session_id, None)
-        if default is None and session_id not in self._models:
-            before = (await self.opencode.session(session_id)).model
-            if before is None:
-                config = await self.opencode.config(at=session.location)
-                before = ModelRef.parse(config.model)
-            self._models[session_id] = before
-        return named
-
-
-class Log(Protocol):
-    """The log of a task, as its turn writes it: a ``tasks.log.TaskLog``, which is above turns."""
-
-    async def append(
-        self, events: Sequence[TurnEvent | Answered], in_same_commit: Write | None = None
-    ) -> object:
-        """Append events, and run ``in_same_commit`` with that; return once both are stored."""
-        ...
-
-    def append_now(self, events: Sequence[TurnEvent]) -> object:
-        """Append growing text, without waiting until it is stored."""
-        ...
-
-
 class TurnCanceledError(Exception):
     """The turn was canceled before it had its session."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedTurn:
-    """A turn that an earlier process began, as the log of its task has it.
-
-    OpenCode may have been sent its prompt and the messages that were added to it.
-    """
-
-    emitted: Emitted
-    added: Sequence[Added] = ()
-    interrupts: Sequence[StoredInterrupt] = ()
-    """All interrupts of the task."""
-    earlier_session: SessionId | None = None
-    """The session of the task's earlier turns; None if this is the first."""
-    canceled: bool = False
-    """Whether it was to be canceled: OpenCode may have been told to stop."""
-
-
-@dataclass(eq=False, slots=True)
-class Addition:
-    """A further message for a turn that runs, until OpenCode has it.
-
-    Its delivery says when it is sent: ``steer`` at once, ``interrupt`` after the running work has
-    been stopped, ``queue`` when the turn would end.
-    """
-
-    added: Added
-    stored: bool = False
-    """Whether it is stored, and so may be sent."""
-    cleared: bool = False
-    """Whether the running work has been stopped for it."""
-    sent: bool = False
-    call: PromptCall | None = None
-    """The prompt call that it was last sent with."""
-    tries: int = 0
-
-    @property
-    def prompt_id(self) -> MessageId:
-        return self.added.request.user_message_id
-
-    @property
-    def delivery(self) -> Delivery:
-        return self.added.request.delivery or "steer"
-
-    def progress(self, status: str, reason: str | None = None) -> Progressed:
-        """Return the event that tells the readers of the task what became of it."""
-        message = self.added.message
-        return Progressed(
-            "message", status, message.message_id, message.subject, self.delivery, reason
-        )
-
-
-class Turn:
+class Turn(Job):
     """One turn of a task: ``run`` takes a session, and follows the prompt in it to its end.
 
     ``tasks`` may call ``cancel``, ``add`` and ``note_stored``, and answer ``interrupts``, at any
@@ -213,24 +75,8 @@ class Turn:
         ``session_id`` is the session of the task's earlier turns; ``new_context`` says that the
         context was created for this turn.
         """
-        self.shared = shared
-        self.owner = owner
-        self.request = request
-        self.plans = request.routing.plan
-        """Whether the turn only makes a plan."""
-        named = PLAN_AGENT if self.plans else request.routing.agent
-        self.agent = named or shared.settings.opencode.agent
-        """The agent to prompt; None leaves the choice to OpenCode."""
-        self.recovered = logged is not None
-        """Whether an earlier process began it."""
-        self.emitted = logged.emitted if logged is not None else Emitted()
-        """Everything that earlier processes wrote of it to the log."""
-        added = logged.added if logged is not None else ()
-        self.additions = [Addition(one, stored=True) for one in added]
-        """The messages that were added and that OpenCode is not known to have."""
-        self.canceled = logged is not None and logged.canceled
-        self.refusal: Failure | None = None
-        """Why a recovered turn may not go on, and is only stopped in OpenCode."""
+        self._attempt: Attempt | None = None
+        super().__init__(shared, owner, request, self._wake, logged)
         self._prompted: BoundSession | None = None
         """The session that an earlier process may have prompted. If it is gone the turn fails: in
         another session the prompt might be carried out a second time."""
@@ -249,18 +95,8 @@ class Turn:
         self._new_context = new_context
         self._preparing: asyncio.Task[None] | None = None
         """The asyncio task that runs the turn, as long as the turn waits for its session."""
-        self._attempt: Attempt | None = None
         self._lock: TurnLock | None = None
         """The turn lock of the session, while this turn holds it."""
-        self.interrupts = WorkInterrupts(shared.interrupts, owner, self._wake)
-        # A person can answer them at once; OpenCode gets the answers when it is connected.
-        if logged is None:
-            self.interrupts.connected.set()
-        else:
-            self.interrupts.restore(logged.interrupts, self.emitted.open)
-            # Those that a rule or a grant has answered are not in the log.
-            for request_id, interrupt in self.interrupts.open.items():
-                self.emitted.open[request_id] = interrupt.asked
 
     def cancel(self) -> None:
         """Ask the turn to stop; it then writes its end to the log."""
@@ -465,16 +301,6 @@ class Turn:
                 await changed.wait()
             else:  # the earlier turn has no interrupts yet: it is about to begin
                 await asyncio.sleep(AGAIN_SECONDS)
-
-    def bound(self, session: BoundSession) -> SessionBound:
-        """Return the event that names the session, and the model and agent if they were chosen."""
-        model = self.request.routing.model or self.shared.default_model
-        return SessionBound(
-            session.session_id,
-            session.location.directory,
-            model=str(model) if model else None,
-            agent=self.agent,
-        )
 
     async def _end_unfollowed(self, log: Log, end: Finished) -> None:
         """End a turn that follows no session: its interrupts are void, its messages dropped."""
