@@ -14,6 +14,7 @@ OUTER = [
     "cli",
     "app",
     "notices",
+    "otel",
     "web",
     "server",
     "extensions",
@@ -146,8 +147,8 @@ PERMISSION_WORDS = {f"opencode_a2a.{name}" for name in ("a2a.texts", "config.val
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_only_the_driver_knows_names_of_one_version_of_opencode(path: Path) -> None:
     """OpenCode 2 has other paths, events and permissions: a second driver is one package."""
-    if layer_of(name_of(path)) == "opencode":
-        return
+    if layer_of(name_of(path)) == "opencode" or name_of(path) == f"{PACKAGE}.otel.names":
+        return  # OpenTelemetry's names look like events
     tree = tree_of(path)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = [

@@ -73,6 +73,7 @@ CANCEL_SECONDS = _histogram(
 AUDIT_LOST = _counter("a2a_audit_lost", "Audit records that went to the log instead of the file.")
 CERTIFICATE_DAYS = _gauge("a2a_certificate_days_left", "Days until the TLS certificate expires.")
 CERTIFICATE_DAYS.set(float("nan"))  # without a certificate, so that no alert takes it for 0
+OTEL_SPANS = _counter("a2a_otel_spans", "Spans of traces, by whether they were sent.", ("outcome",))
 PUSH_ATTEMPTS = _counter(
     "a2a_push_attempts", "Notifications sent to webhooks, by outcome.", ("outcome",)
 )
@@ -152,6 +153,7 @@ TAKEOVER_SECONDS = _histogram(
 # A rise of what was not there before is not seen as one.
 for _counted, _values in (
     (OIDC_REFRESHES, ("ok", "failed")),
+    (OTEL_SPANS, ("sent", "failed")),
     (PUSH_ENDED, ("done", "stopped", "failed")),
     (TAKEOVERS, ("new", "handed over", "gone")),
 ):

@@ -2,8 +2,9 @@
 
 ``app`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``. A
 record is one line with the ids of request and task from ``structlog.contextvars``, and without
-secrets. ``web.edge`` begins a W3C trace, and ``opencode`` and ``push.sender`` pass it on with
-``trace_headers``. Nothing here knows what is logged or traced.
+secrets. ``web.edge`` begins a W3C trace, which is stored with the task that a message starts, and
+``opencode``, ``peers`` and ``push.sender`` pass it on with ``trace_headers``. Nothing here knows
+what is logged or traced; spans are made by ``otel``.
 """
 
 import logging
@@ -212,13 +213,27 @@ class Trace:
     """A position in a W3C trace."""
 
     trace_id: str
-    span_id: str
+    span_id: str | None = None
+    """The span that called; None if the trace begins here."""
     flags: str = "00"
     state: str | None = None
 
     @property
     def traceparent(self) -> str:
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+        # A header has to name a span; one that nobody records is named after its trace.
+        return f"00-{self.trace_id}-{self.span_id or self.trace_id[16:]}-{self.flags}"
+
+    @property
+    def stored(self) -> str:
+        """The text that ``load`` reads."""
+        return ",".join((self.trace_id, self.span_id or "", self.flags, self.state or ""))
+
+    @classmethod
+    def load(cls, stored: str | None) -> "Trace | None":
+        if stored is None:
+            return None
+        trace_id, span_id, flags, state = stored.split(",", 3)
+        return cls(trace_id, span_id or None, flags, state or None)
 
 
 current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
@@ -233,16 +248,18 @@ def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace
             if tracestate and not (len(tracestate) <= _TRACESTATE_LIMIT and tracestate.isascii()):
                 tracestate = None
             return Trace(trace_id, span_id, flags, tracestate)
-    fresh = os.urandom(24).hex()
-    return Trace(fresh[:32], fresh[32:])
+    return Trace(os.urandom(16).hex())
 
 
 def trace_headers() -> dict[str, str]:
-    """Return the headers that pass the current trace on to OpenCode or a webhook."""
+    """Return the headers that pass the current trace on to OpenCode, a peer or a webhook.
+
+    They name the caller's span, unless ``otel`` records one of our own.
+    """
     trace = current_trace.get()
     if trace is None:
         return {}
-    headers = {"traceparent": Trace(trace.trace_id, os.urandom(8).hex(), trace.flags).traceparent}
+    headers = {"traceparent": trace.traceparent}
     if trace.state:
         headers["tracestate"] = trace.state
     return headers

@@ -296,6 +296,16 @@ async def test_every_answer_carries_a_trace(service: Running) -> None:
         assert answer.headers["traceparent"].split("-")[1] == trace.split("-")[1]
 
 
+async def test_ids_of_a_gateway_come_back_as_they_were_sent(service: Running) -> None:
+    sent = {"X-Request-Id": "gw-1", "X-Amzn-Trace-Id": "Root=1-5759e988-bd862e3fe1be46a994272793"}
+    for headers in ({"Authorization": "Bearer no"}, {}):
+        answer = await service.http.get("/health", headers=headers | sent)
+        assert {name: answer.headers.get(name) for name in sent} == sent
+    odd = {"X-Request-Id": "two words", "X-Correlation-Id": "x" * 257}
+    answer = await service.http.get("/health", headers=odd)
+    assert not {name.lower() for name in odd} & answer.headers.keys()
+
+
 @pytest.mark.requirement("ours-keep-alive")
 async def test_a_quiet_stream_is_kept_alive(serve: Serve, opencode: FakeOpenCode) -> None:
     service = await serve(A2A_STREAM_KEEPALIVE_SECONDS="0.05")

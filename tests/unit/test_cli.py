@@ -146,9 +146,10 @@ asyncio.run(start())
     requests = ("h11", "httpcore2", "httpx2", "opencode_a2a.peers.http")
     peers = ("opencode_a2a.peers.client", "opencode_a2a.peers.tool", "opencode_a2a.peers.mcp")
     security = ("cryptography", "jwt", "opencode_a2a.web.oidc")
+    traces = ("opentelemetry", "opencode_a2a.otel")
     other = ("jsonschema_rs", "markdown_it", "rich", "segno", "opencode_a2a_import")
 
-    found = imported(code, *databases, *requests, *peers, *security, *other, **settings)
+    found = imported(code, *databases, *requests, *peers, *security, *traces, *other, **settings)
 
     assert found == set()
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from opencode_a2a.config import AccessSettings, LimitSettings, ServiceSettings, Settings
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.rights import FULL
-from opencode_a2a.telemetry import begin_trace, current_trace, trace_headers
+from opencode_a2a.telemetry import Trace, begin_trace, current_trace, trace_headers
 from opencode_a2a.web import server
 from opencode_a2a.web.auth import AcceptedCredential
 from opencode_a2a.web.browser import SignIns, StateRecords
@@ -394,9 +394,8 @@ def test_a_trace_is_taken_up_or_begun() -> None:
     current_trace.reset(token)
 
     assert (trace.traceparent, trace.state) == (sent, "vendor=1")
-    assert onward["traceparent"].split("-")[1] == trace.trace_id
-    assert onward["traceparent"] != sent
-    assert onward["tracestate"] == "vendor=1"
+    assert onward == {"traceparent": sent, "tracestate": "vendor=1"}
+    assert Trace.load(trace.stored) == trace
     for bad in (
         None,
         "",
@@ -406,7 +405,10 @@ def test_a_trace_is_taken_up_or_begun() -> None:
         sent + "-x",
         f"00-{'0' * 32}-{'1' * 16}-00",
     ):
-        assert begin_trace(bad).trace_id not in ("0" * 32, trace.trace_id)
+        begun = begin_trace(bad)
+        assert begun.trace_id not in ("0" * 32, trace.trace_id)
+        assert Trace.load(begun.stored) == begun
+        assert begin_trace(begun.traceparent).trace_id == begun.trace_id
 
 
 def service(app: ASGIApp = echo, *, most: int = 100) -> ASGIApp:

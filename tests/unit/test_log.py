@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +145,35 @@ async def read_all(reader: LogReader) -> list[Entry]:
 
 def seen(entries: list[Entry]) -> list[tuple[int, object, object]]:
     return [(entry.seq, entry.event, entry.status) for entry in entries]
+
+
+class Watch:
+    """An observer that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def note(self, log: TaskLog, entries: Sequence[Entry]) -> None:
+        self.noted += (type(entry.event).__name__ for entry in entries)
+
+    def trace(self, log: TaskLog) -> None:
+        return None
+
+    def left(self, log: TaskLog) -> None:
+        self.noted.append("left")
+
+
+async def test_an_observer_is_not_called_for_growing_text() -> None:
+    async with office() as desk:
+        desk.writer.observer = watch = Watch()
+        log = await desk.task()
+        await log.append([Started()])
+        await log.append([grew("a", opens=True)])
+        for _ in range(10_000):
+            log.append_now([grew("a")])
+        await log.append([Finished(Outcome.COMPLETED)])
+
+    assert watch.noted == ["Started", "TextGrew", "Finished"]
 
 
 @pytest.mark.both_databases

@@ -126,7 +126,7 @@ async def test_every_request_leaves_a_record_that_names_it() -> None:
     app = Router([Route("/tasks/{id}", task)])
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as records:
         async with client(AccessLog(app)) as http:
-            response = await http.get("/tasks/1?token=x")
+            response = await http.get("/tasks/1?token=x", headers={"X-Request-Id": "gw-1"})
 
     record = records[0]
     assert (record["event"], record["principal"], record["route"], record["status"]) == (
@@ -137,6 +137,7 @@ async def test_every_request_leaves_a_record_that_names_it() -> None:
     )
     assert record["trace_id"] == response.headers["traceparent"].split("-")[1]
     assert record["request_id"]
+    assert record["correlation"] == {"x-request-id": "gw-1"}
     assert record["duration_ms"] >= 0
 
 

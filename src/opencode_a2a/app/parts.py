@@ -20,7 +20,7 @@ from opencode_a2a.opencode.connect import Connection
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import HEALTH_SECONDS, upstream, withheld
-from opencode_a2a.push.loop import Deliveries
+from opencode_a2a.push.loop import Deliveries, Sender
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import SigningKey
@@ -117,6 +117,13 @@ async def start_parts(
     sender = WebhookSender(settings.push, settings.public_url, key)
     stack.push_async_callback(sender.aclose)
     writer, webhooks = LogWriter(database), Webhooks(database, settings.push)
+    traced: Sender = sender
+    if settings.otel.enabled:
+        from opencode_a2a.otel import Tracing  # it needs an optional library
+
+        tracing = Tracing(settings, database)
+        stack.push_async_callback(tracing.aclose)
+        writer.observer, traced = tracing, tracing.sending(sender)
     tasks = TaskService(database, writer, fleet, settings.limits, webhooks)
     notices: Notices | None = None
     if settings.notices.notify:
@@ -126,7 +133,7 @@ async def start_parts(
         stack.push_async_callback(notices.sender.aclose)
         webhooks.notices_for = notices.sender.names_for
     told = notices and notices.sender
-    deliveries = Deliveries(database, writer, tasks.open, settings.push, sender, told)
+    deliveries = Deliveries(database, writer, tasks.open, settings.push, traced, told)
     await run(writer.run(), "writer")
     await run(tasks.remote_logs.run(), "remote logs")
     ownership = Ownership(database, writer, fleet, tasks.open, beside, new_message_id.made)

@@ -703,6 +703,29 @@ class LogSettings(Group, prefix="A2A_LOG_"):
     body_limit: CountOrZero = setting(0, "Maximum number of characters logged of a body; 0 = all.")
 
 
+class TelemetrySettings(Group, prefix="A2A_OTEL_"):
+    """Traces for OpenTelemetry. OpenTelemetry's own variables (`OTEL_…`) say where they go."""
+
+    enabled: bool = setting(
+        False,
+        "Send a trace of every turn by OTLP over HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs the "
+        "extra `otel`.",
+    )
+    content: bool = setting(
+        False,
+        "Put messages, answers, and what tools are given and return into the traces. They may be "
+        "confidential.",
+    )
+
+    def conflicts(self) -> Iterator[Problem]:
+        needed = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter")
+        if self.enabled and any(importlib.util.find_spec(name) is None for name in needed):
+            yield Problem(
+                "A2A_OTEL_ENABLED",
+                "needs packages that are not installed; install this program with its extra `otel`",
+            )
+
+
 class ClientSettings(Group, prefix="A2A_CLIENT_"):
     """Calls to other agents, by `opencode-a2a call` and by the `a2a_call` tool."""
 

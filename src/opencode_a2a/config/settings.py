@@ -38,6 +38,7 @@ from opencode_a2a.config.groups import (
     SigningSettings,
     StreamSettings,
     TaskSettings,
+    TelemetrySettings,
     TlsSettings,
     TurnSettings,
 )
@@ -76,6 +77,7 @@ class Settings(BaseModel):
     stream: StreamSettings = StreamSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
+    otel: TelemetrySettings = TelemetrySettings()
     client: ClientSettings = ClientSettings()
     environment: EnvironmentSettings = EnvironmentSettings()
     upstream: str = MAIN

@@ -64,6 +64,7 @@ from opencode_a2a.peers.received import (
     read_task,
 )
 from opencode_a2a.tasks.state import State
+from opencode_a2a.telemetry import trace_headers
 
 MAX_HOPS = 3
 _RESUMES = 4
@@ -271,6 +272,7 @@ class PeerConnection:
     ) -> AsyncGenerator[httpx2.Response]:
         """Send a request and yield the response; raise PeerError if its head shows a failure."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
+        headers |= trace_headers()
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         if self._credential:

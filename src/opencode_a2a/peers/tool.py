@@ -41,6 +41,7 @@ from opencode_a2a.peers.received import (
 from opencode_a2a.printable import clean, one_line
 from opencode_a2a.signing import require_security
 from opencode_a2a.tasks.state import TERMINAL, State
+from opencode_a2a.telemetry import current_trace
 from opencode_a2a.turns.tools import CallingTurn, CallingTurns
 
 logger = structlog.get_logger(__name__)
@@ -300,6 +301,7 @@ class PeerTool:
             call = _PeerCall(
                 agent, await self.calling_turns.find(tool, arguments), self._note_owner
             )
+            current_trace.set(call.turn.trace)
             for name in asked.named:
                 # An agent sees one caller, this service; whose task it is has to be checked here.
                 if self._owners.get((agent.url, name), call.turn.principal) != call.turn.principal:

@@ -48,7 +48,7 @@ from opencode_a2a.tasks.log import (
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.state import Entry, State, TaskRef, TaskState
 from opencode_a2a.tasks.webhooks import SNAPSHOTS
-from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.telemetry import AUDIT, Trace, current_trace
 
 logger = structlog.get_logger(__name__)
 
@@ -414,6 +414,7 @@ class Deliveries:
             try:
                 notification = await self._notification(row, task)
                 status = notification.what.status
+                current_trace.set(Trace.load(status.trace) if status is not None else None)
                 if status is not None and not row.attempts and row.version != webhooks.NOTICE:
                     # Before it is sent: a person may answer before the receiver has replied. A
                     # repeated attempt shows nothing new. A notice does not show what is asked.

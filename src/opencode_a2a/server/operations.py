@@ -39,7 +39,7 @@ from opencode_a2a.tasks.sending import AnswerExpectedError, SendCommand, Submitt
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import Cursor, Query, State
 from opencode_a2a.tasks.webhooks import Webhooks
-from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.telemetry import AUDIT, current_trace
 
 LISTS_AUDITED_SECONDS = 60.0
 
@@ -125,7 +125,7 @@ class Operations:
             routing, delivery = read_metadata(request.metadata, message.metadata)
             rights &= routing.rights
         default = call.context_id if request.task_id is None else None
-        modes = request.accepted_output_modes
+        modes, trace = request.accepted_output_modes, current_trace.get()
         command = SendCommand(
             principal=principal,
             message=message,
@@ -141,6 +141,7 @@ class Operations:
             output_modes=read_output_modes(modes) if modes else None,
             push=push,
             budget=call.caller.budget,
+            trace=trace and trace.stored,
         )
         try:
             submitted = await self._tasks.sending.submit(command)

@@ -75,7 +75,7 @@ from opencode_a2a.tasks.state import (
     load_entries,
     load_state,
 )
-from opencode_a2a.telemetry import ROUTINE
+from opencode_a2a.telemetry import ROUTINE, Trace
 
 logger = structlog.get_logger(__name__)
 
@@ -127,6 +127,22 @@ class LiveReader(Protocol):
 
     def end(self, error: StreamEndedError, /) -> None:
         """Stop reading, with an error that tells the client to come again."""
+        ...
+
+
+class Observer(Protocol):
+    """Sees what the tasks that this process runs report; ``otel`` makes spans of it."""
+
+    def note(self, log: "TaskLog", entries: Sequence[Entry], /) -> None:
+        """Take entries that were appended. Text that only grows is left out."""
+        ...
+
+    def trace(self, log: "TaskLog", /) -> Trace | None:
+        """Return the trace in which the present turn makes its calls."""
+        ...
+
+    def left(self, log: "TaskLog", /) -> None:
+        """Take note that another replica goes on with the task."""
         ...
 
 
@@ -418,6 +434,12 @@ class TaskLog(ReadableLog):
         self._closed: Exception | None = None
         """Raised for every further entry: another replica writes the log now."""
 
+    @property
+    def trace(self) -> Trace | None:
+        """The trace in which the present turn makes its calls."""
+        observer = self._writer.observer
+        return Trace.load(self.state.status.trace) if observer is None else observer.trace(self)
+
     async def append(self, events: Sequence[LogEvent], in_same_commit: Write | None = None) -> bool:
         """Append events, and wait until firm ones are stored; False if the task had ended.
 
@@ -473,6 +495,8 @@ class TaskLog(ReadableLog):
             for reader in self.readers:
                 reader.offer(entries)
             return True
+        if self._writer.observer is not None:
+            self._writer.observer.note(self, entries)
         # What a person took to answer is no sign of a slow service.
         asked = after.pending or self.state.settled or self.state.history[1:]
         opens = (isinstance(entry.event, TextGrew) and entry.event.opens for entry in entries)
@@ -500,6 +524,8 @@ class TaskLog(ReadableLog):
     def close(self, error: Exception) -> None:
         """Leave the log to another replica; ``error`` refuses entries that are still appended."""
         self._closed = error
+        if self._writer.observer is not None:
+            self._writer.observer.left(self)
         self.move()
 
 
@@ -856,6 +882,7 @@ class LogWriter:
         """The batch that is being written."""
         self._refused = asyncio.Event()
         """Set when the database has not taken ``_writing``."""
+        self.observer: Observer | None = None
         self.on_unstorable: Callable[[TaskLog], None] = lambda log: None
         """Called when a task has failed because something of it cannot be stored."""
         self.on_due: Callable[[list[TaskLog]], None] = lambda logs: None

@@ -47,6 +47,7 @@ from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.state import State, Status
+from opencode_a2a.telemetry import current_trace
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.turns.interrupts import CLOCK, record_settled, record_void
@@ -151,7 +152,12 @@ class OpenTask:
             # An earlier process was to stop it. OpenCode may be starting, too.
             seconds = self._shared.interrupts.settings.cancel_abort_timeout_seconds
             await wait(self._shared.feed.up, seconds)
-        with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
+        # That of the task, whoever's request or restart this context was copied from.
+        trace, ids = self.log.trace, dict[str, str | None]()
+        current_trace.set(trace)
+        if trace is not None:
+            ids = {"trace_id": trace.trace_id, "span_id": trace.span_id}
+        with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id, **ids):
             try:
                 await turn.run(self.log)
             except Exception:

@@ -113,6 +113,8 @@ class SendCommand:
     push: PushConfig | None = None
     """The webhook to store with the message. It does not identify it: a repeat may name another."""
     budget: Budget = UNLIMITED
+    trace: str | None = None
+    """The trace that the message came with, as ``telemetry.Trace`` stores it."""
     seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
     """In a forwarded message: the requests that the first replica has shown to its readers, by task
     the number of the latest (``RemoteLogs.seen``)."""
@@ -464,7 +466,9 @@ class Sending:
             now_ms(),
         )
         state = TaskState(ref)
-        segment = dump_entries([state.apply(Accepted(command.message), ref.created_at)])
+        segment = dump_entries(
+            [state.apply(Accepted(command.message, command.trace), ref.created_at)]
+        )
         row = new_row(state, command.request, member.name)
         several = self._database.census.has_others
         message = (principal, command.message.message_id)

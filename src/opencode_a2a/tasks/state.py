@@ -77,6 +77,8 @@ class Accepted:
     """The first entry of every log: the message that asks for the work."""
 
     message: Message
+    trace: str | None = None
+    """The trace that the message came with, as ``telemetry.Trace`` stores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ class Status:
     finish: str | None = None
     structured: Json = None
     usage: UsageCounted | None = None
+    trace: str | None = None
+    """That of the first message; see ``Accepted``."""
     queued: Progressed | None = None
     """The progress event that says what the next prompt of the task waits for."""
 
@@ -292,6 +296,8 @@ class TaskState:
     """The usage of the turns before the present one; None unless the task began with a plan."""
     epochs: list[int] = field(default_factory=list[int])
     """The sequence number of every recovery, in order."""
+    turn: int = 0
+    """Which turn of the task runs, or ran last; 0 if that is not known."""
     state_changes: deque[Entry] = field(default_factory=deque[Entry])
     """The latest entries that changed the state, in order."""
     unremembered: int = 0
@@ -338,13 +344,16 @@ class TaskState:
                     self.status = replace(self.status, queued=queued)
             case Accepted():
                 self.history.append(event.message)
-                self.status = replace(self.status, at=at, subject=event.message.subject)
+                subject = event.message.subject
+                self.status = replace(self.status, at=at, subject=subject, trace=event.trace)
+                self.turn = 1
             case Added() | Answered():
                 # A message that answered several interrupts is logged with each of them.
                 if event.message not in self.history[1:]:
                     self.history.append(event.message)
                 if self.status.state is State.AUTH_REQUIRED:  # the next turn begins
                     self._move(State.SUBMITTED, at)
+                    self.turn += 1
             case SessionBound():
                 self.status = replace(
                     self.status,
@@ -366,6 +375,7 @@ class TaskState:
                 self.settled[event.request_id] = event
                 left = tuple(p for p in self.status.pending if p.request_id != event.request_id)
                 self._move(State.INPUT_REQUIRED if left else State.WORKING, at, pending=left)
+                self.turn += event.type == "plan"
             case UsageCounted():
                 self.status = replace(
                     self.status,
@@ -454,7 +464,7 @@ _LOADERS: dict[str, Callable[[_Fields], LogEvent]] = {
     "UsageCounted": _usage,
     "DiffChanged": _diff,
     "Finished": _finished,
-    "Accepted": lambda fields: Accepted(Message.load(fields["message"])),
+    "Accepted": lambda fields: Accepted(Message.load(fields["message"]), fields.get("trace")),
     "Added": lambda fields: Added(Message.load(fields["message"]), _request(fields["request"])),
     "Answered": lambda fields: Answered(Message.load(fields["message"])),
     # 2.0.0 called a channel a lane.

@@ -18,6 +18,7 @@ from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.events import PartUpdated
 from opencode_a2a.opencode.feed import FeedItem
 from opencode_a2a.opencode.types import McpServer, ToolPart, ToolRunning
+from opencode_a2a.telemetry import Trace, current_trace
 
 logger = structlog.get_logger(__name__)
 
@@ -37,6 +38,8 @@ class CallingTurn:
     """Reports the progress of a call to the turn."""
     principal: Principal | None = None
     """The owner of the turn; None if it is not known which turn calls."""
+    trace: Trace | None = None
+    """The trace in which the turn makes its calls."""
     running: dict[str, tuple[str, JsonObject]] = field(
         default_factory=dict[str, tuple[str, JsonObject]]
     )
@@ -60,7 +63,7 @@ class CallingTurns:
     def enter(
         self, hops: int, tell: Callable[[Progressed], None], principal: Principal | None = None
     ) -> CallingTurn:
-        turn = CallingTurn(hops, tell, principal)
+        turn = CallingTurn(hops, tell, principal, current_trace.get())
         self._turns.add(turn)
         return turn
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import sys
 import time
 from collections import OrderedDict, deque
@@ -181,12 +182,21 @@ class Entrance:
         await self._apart.get(scope["path"], self.app)(scope, receive, send)
 
 
+CORRELATION = frozenset(
+    (b"x-request-id", b"x-correlation-id", b"x-amzn-trace-id", b"x-cloud-trace-context")
+)
+"""Headers by which gateways and platforms find a request again, in our log and our response."""
+_CORRELATION_LIMIT = 256
+_PLAIN = re.compile(rb"[\x21-\x7e]+").fullmatch
+
+
 class AccessLog:
     """Trace every request, log who asked for what and how it ended, and count it for ``/metrics``.
 
     A request gets an id and a trace, which appear in its log records, in its response and in the
-    calls that it leads to. The router leaves the chosen route in the scope, and the bindings leave
-    the operation there. Unknown paths and methods never become a label.
+    calls that it leads to. Ids that a gateway or platform sends appear in log records and response.
+    The router leaves the chosen route in the scope, and the bindings leave the operation there.
+    Unknown paths and methods never become a label.
     """
 
     def __init__(self, app: ASGIApp, always: Sequence[tuple[bytes, bytes]] = ()) -> None:
@@ -205,7 +215,15 @@ class AccessLog:
             request_id=os.urandom(8).hex(), trace_id=trace.trace_id
         )
         traced = (b"traceparent", trace.traceparent.encode())
-        added = scope[RESPONSE_HEADERS] = [traced, *self._always]
+        sent = {
+            name: value
+            for name, value in scope["headers"]
+            if name in CORRELATION and len(value) <= _CORRELATION_LIMIT and _PLAIN(value)
+        }
+        if sent:
+            texts = {name.decode(): value.decode() for name, value in sent.items()}
+            structlog.contextvars.bind_contextvars(correlation=texts)
+        added = scope[RESPONSE_HEADERS] = [traced, *sent.items(), *self._always]
 
         async def note(message: Message) -> None:
             nonlocal status
