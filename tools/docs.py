@@ -19,6 +19,7 @@ from opencode_a2a.cli.serve import SettingOption
 from opencode_a2a.config import (
     CONFIG_VARIABLE,
     GROUPS,
+    RETIRED,
     SETTINGS,
     OpenCodeSettings,
     Setting,
@@ -79,7 +80,27 @@ workspace_root = "/srv/project"
 """
 
 
-FEW = ("opencode.workspace_root", "opencode.ask", "a2a.port", "auth.bearer_token", "a2a.public_url")
+FEW = (
+    "opencode.workspace_root",
+    "opencode.ask",
+    "a2a.port",
+    "auth.bearer_token",
+    "a2a.public_url",
+    "tasks.task_store_database_url",
+    "opencode.provider_id",
+    "opencode.model_id",
+)
+
+
+RETIRED_HEAD = """
+## No longer settings
+
+These names are still accepted, as variables, keys and flags, without effect; `serve` and `doctor`
+say so at the start.
+
+| Variable | Always |
+|---|---|
+"""
 
 
 def settings_page() -> str:
@@ -87,12 +108,15 @@ def settings_page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    yield "\n## The five that matter\n\nMost people need no others.\n\n" + _COLUMNS
+    yield "\n## The few that matter\n\nMost people need no others.\n\n" + _COLUMNS
     yield from (_row(SETTINGS[key]) for key in FEW)
     for name, group in GROUPS.items():
         yield f"\n## `[{name}]`\n\n{group.__doc__}\n\n"
         yield _COLUMNS
         yield from (_row(setting) for setting in SETTINGS.values() if setting.group == name)
+    yield RETIRED_HEAD
+    for one in RETIRED.values():
+        yield f"| `{one.variable}` | {one.text.rpartition(' ')[2]} |\n"
 
 
 _COLUMNS = "| Variable | Key and flag | Default | Meaning |\n|---|---|---|---|\n"

@@ -69,7 +69,7 @@ class Grew:
 
     The texts of one channel, joined as they are, are the channel's text: what separates two parts
     of an answer is already in ``text``. ``opens`` marks the first event of the channel. ``ends_at``
-    is the id of OpenCode's event that the text ends with: a process that resumes the turn goes on
+    is the id of OpenCode's event that the text ends with: a process that resumes the turn continues
     after it. It is empty if the part has ended with the text, or OpenCode gave no id. Nobody
     changes one; it is not frozen because that would triple the time to make it.
     """

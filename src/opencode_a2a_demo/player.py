@@ -53,7 +53,7 @@ Kind = Literal["content", "reasoning_content"]
 
 
 class NamedGate:
-    """A place where replies wait until a test lets them go on."""
+    """A place where replies wait until a test lets them continue."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()

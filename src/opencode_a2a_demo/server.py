@@ -99,7 +99,7 @@ class _Sessions:
         self._progress: dict[str, Progress] = {}
 
     def turn(self, session: str, request: ChatRequest) -> tuple[Progress, int]:
-        """Return the script that a request goes on with, and the place of its next reply."""
+        """Return the script that a request continues with, and the place of its next reply."""
         prompt = last_prompt(request.messages)
         script = find_script(prompt.text, self._scripts)
         progress = self._progress.get(session)

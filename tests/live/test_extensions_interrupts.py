@@ -13,6 +13,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
+from opencode_a2a.config import InterruptSettings
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.driver import Driver
@@ -339,13 +340,13 @@ async def test_an_expired_request_says_so_for_a_while(backstage: Backstage, tmp_
 
 
 async def test_without_a_tombstone_an_expired_request_is_missing(
-    backstage: Backstage, tmp_path: Path
+    backstage: Backstage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(InterruptSettings, "interrupt_request_tombstone_ttl_seconds", 0.001)
     settings = settings_for(
         backstage,
         tmp_path,
         A2A_INTERRUPT_REQUEST_TTL_SECONDS="1",
-        A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS="0.001",
     )
     async with serving(settings) as running:
         caller = Caller(running)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opencode_a2a.config.groups import TurnSettings
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.driver import Driver, Location
 from tests.live.conftest import Serve, two_wires
@@ -169,7 +170,7 @@ async def test_a_model_that_never_finishes_is_stopped_after_so_many_steps(serve:
 async def test_a_retry_a_day_ahead_is_not_waited_for(
     serve: Serve, opencode: Driver, backstage: Backstage
 ) -> None:
-    caller = Caller(await serve(A2A_TURN_MAX_RETRY_WAIT_SECONDS="60"))
+    caller = Caller(await serve())
 
     task = await caller.send(script({"error": 429, "retry_after": 86_400}))
 
@@ -183,7 +184,8 @@ async def test_a_clock_that_is_set_back_does_not_end_a_turn_that_waits_for_a_ret
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opencode_a2a.turns.attempt.TICK_SECONDS", 0.2)
-    caller = Caller(await serve(A2A_TURN_MAX_RETRY_WAIT_SECONDS="60"))
+    monkeypatch.setattr(TurnSettings, "max_retry_wait_seconds", 60)
+    caller = Caller(await serve())
     prompt = script({"error": 429, "retry_after": 2, "times": 1}, {"say": "at last"})
 
     async with caller.stream(prompt) as following:

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
+from opencode_a2a.config import ServiceSettings
 from opencode_a2a.events import JsonObject
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script, until_restarted
@@ -148,9 +149,10 @@ async def test_a_failure_of_the_peer_is_an_error_of_the_tool(start: Start) -> No
 
 
 async def test_a_long_call_leaves_a_handle_for_its_result(
-    start: Start, asking_backstage: Backstage
+    start: Start, asking_backstage: Backstage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = await start(A2A_PEERS_WAIT_SECONDS="3")
+    monkeypatch.setattr(ServiceSettings, "peers_wait_seconds", 3)
+    pair = await start()
     slow = script({"say": "half "}, {"gate": "handle"}, {"say": "whole"})
 
     first = await pair.front.send(script(ask(slow), QUOTE))
@@ -192,9 +194,10 @@ async def test_a_cancel_reaches_the_peer(start: Start, asking_backstage: Backsta
 
 
 async def test_a_cancel_reaches_a_peer_that_works_on_by_handle(
-    start: Start, backstage: Backstage
+    start: Start, backstage: Backstage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = await start(A2A_PEERS_WAIT_SECONDS="3")
+    monkeypatch.setattr(ServiceSettings, "peers_wait_seconds", 3)
+    pair = await start()
     slow = script({"say": "so "}, {"gate": "never"})
     begun = await pair.front.begin(script(ask(slow), {"say": "later "}, {"gate": "left"}))
     await backstage.reached("left")

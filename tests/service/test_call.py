@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.announcement import announced
 from opencode_a2a.cli import main
+from opencode_a2a.config import ClientSettings
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 CANARY = "canary-77aa"
@@ -154,7 +155,7 @@ async def test_without_streaming_the_answer_comes_at_once(
 
 async def test_polling_is_given_up_and_the_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A2A_CLIENT_POLLING_FALLBACK_ENABLED", "true")
-    monkeypatch.setenv("A2A_CLIENT_POLLING_FALLBACK_TIMEOUT_SECONDS", "1")
+    monkeypatch.setattr(ClientSettings, "polling_fallback_timeout_seconds", 1)
     async with sdk_agent("HTTP+JSON") as agent:
         result = await run("call", agent.url, "hang", "--no-stream")
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import structlog
 
+from opencode_a2a.config import InterruptSettings
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.reader import Reader
@@ -140,7 +141,8 @@ async def test_a_cancel_in_the_moment_in_which_it_is_a_tasks_turn_lets_the_next_
 async def test_a_session_that_does_not_stop_is_not_aborted_without_a_pause(
     serve: Serve, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await serve(A2A_CANCEL_ABORT_TIMEOUT_SECONDS="1")
+    monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 1)
+    service = await serve()
     caller, aborts = Caller(service), list[str]()
     task_id = await begin_held(caller, opencode)
 

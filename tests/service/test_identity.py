@@ -15,6 +15,7 @@ from a2a.client.auth import CredentialService
 from a2a.types import AgentCard, Message, Part, Role, SendMessageRequest, TaskState
 from google.protobuf.json_format import ParseDict
 
+from opencode_a2a.config import OidcSettings
 from opencode_a2a.web import oidc
 from tests.support.answers import NOT_FOUND, Task, Wire
 from tests.support.caller import Caller
@@ -52,13 +53,15 @@ async def guarded(
         "A2A_OIDC_ISSUER": provider.url,
         "A2A_OIDC_AUDIENCE": AUDIENCE,
         "A2A_OIDC_REQUIRED_SCOPES": "a2a",
-        "A2A_OIDC_CLOCK_SKEW_SECONDS": "0",
         "A2A_OIDC_TOKEN_URL": f"{provider.url}/token",
         "A2A_ENABLE_SESSION_SHELL": "true",
         "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps([key]).decode(),
     }
-    async with started(shared_opencode, tmp_path_factory.mktemp("state"), **variables) as running:
-        yield running
+    state = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OidcSettings, "clock_skew_seconds", 0)
+        async with started(shared_opencode, state, **variables) as running:
+            yield running
 
 
 @pytest_asyncio.fixture(loop_scope="module")

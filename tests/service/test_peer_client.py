@@ -29,11 +29,11 @@ from opencode_a2a.tasks.state import State
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 LOCAL = Egress(allow_private=True)
-QUICK = ClientSettings(
-    timeout_seconds=5,
-    polling_fallback_enabled=True,
-    polling_fallback_initial_interval_seconds=0.01,
-    polling_fallback_max_interval_seconds=0.05,
+QUICK = ClientSettings(timeout_seconds=5, polling_fallback_enabled=True).model_copy(
+    update={
+        "polling_fallback_initial_interval_seconds": 0.01,
+        "polling_fallback_max_interval_seconds": 0.05,
+    }
 )
 WAYS = [(b, v) for b in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")]
 CANARY = "canary-5f1e"

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.a2a.types import HOPS_HEADER
-from opencode_a2a.config import load
+from opencode_a2a.config import ClientSettings, ServiceSettings, load
 from opencode_a2a.events import Progressed
 from opencode_a2a.ids import Principal
 from opencode_a2a.peers.tool import PeerTool
@@ -258,15 +258,16 @@ async def test_a_call_whose_caller_is_gone_is_canceled_at_the_peer() -> None:
     assert call.cancelled()
 
 
-async def test_a_peer_that_does_not_stream_is_polled_if_that_is_switched_on() -> None:
-    polling = {
-        "A2A_CLIENT_POLLING_FALLBACK_ENABLED": "true",
-        "A2A_CLIENT_POLLING_FALLBACK_TIMEOUT_SECONDS": "1",
-    }
+async def test_a_peer_that_does_not_stream_is_polled_if_that_is_switched_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ClientSettings, "polling_fallback_timeout_seconds", 1)
+    polling = {"A2A_CLIENT_POLLING_FALLBACK_ENABLED": "true"}
     async with sdk_agent(streaming=False) as agent:
         async with offered(A2A_PEERS=named(agent.url), **polling) as side:
             text, failed = await side.use("call", agent="other", message="hang")
-        async with offered(A2A_PEERS=named(agent.url), A2A_PEERS_WAIT_SECONDS="1") as side:
+        monkeypatch.setattr(ServiceSettings, "peers_wait_seconds", 1)
+        async with offered(A2A_PEERS=named(agent.url)) as side:
             late = await side.use("call", agent="other", message="hang")
 
     assert text.startswith("Agent other still works. Call a2a_result with the handle")

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
+from opencode_a2a.config import InterruptSettings
 from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
@@ -692,7 +693,8 @@ async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
 
     monkeypatch.setattr(Sessions, "take", take)
     monkeypatch.setattr(Turn, "run", run_after_other)
-    settings = {**STORED, "A2A_CANCEL_ABORT_TIMEOUT_SECONDS": "0.5"}
+    monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 0.5)
+    settings = dict(STORED)
     if opencode_is == "away":
         settings["OPENCODE_BASE_URL"] = "http://127.0.0.1:9"
     with capture_logs() as records:
@@ -719,7 +721,7 @@ async def test_a_cancel_is_completed_though_the_service_dies_after_it_told_openc
         opencode.hold()
     told = asyncio.Event()
 
-    patient = {**STORED, "A2A_CANCEL_ABORT_TIMEOUT_SECONDS": "600"}
+    monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 600)
     abort = OpenCode.abort_session
 
     async def abort_and_die(client: OpenCode, session_id: SessionId) -> None:
@@ -727,7 +729,7 @@ async def test_a_cancel_is_completed_though_the_service_dies_after_it_told_openc
         told.set()
         await asyncio.get_running_loop().create_future()
 
-    async with started(opencode, tmp_path, **patient) as service:
+    async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service)
         begun = await caller.begin("run it")
         await caller.wait(begun.id, "working", "input_required")

@@ -32,6 +32,7 @@ from a2a.types import (
 from a2a.utils.errors import TaskNotFoundError
 from google.protobuf.json_format import Parse
 
+from opencode_a2a.config import PushSettings
 from opencode_a2a.push import loop
 from opencode_a2a.push.loop import RetryTimes
 from tests.support import stores
@@ -327,9 +328,10 @@ async def test_a_receiver_that_is_gone_is_left_alone(
 
 @pytest.mark.requirement("I11")
 async def test_hostile_receivers_hold_up_nobody(
-    serve: Serve, opencode: FakeOpenCode, receiver: Receiver
+    serve: Serve, opencode: FakeOpenCode, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await serve(**PRIVATE, A2A_PUSH_TIMEOUT_SECONDS="0.3")
+    monkeypatch.setattr(PushSettings, "timeout_seconds", 0.3)
+    service = await serve(**PRIVATE)
     caller = Caller(service)
     answers = {
         "hang": b"",
@@ -412,9 +414,11 @@ async def test_an_address_that_may_not_be_called_is_refused_before_anything_is_s
 
 @pytest.mark.requirement("I10")
 async def test_configurations_are_for_the_owner_of_the_task_and_limited(
-    serve: Serve, opencode: FakeOpenCode, receiver: Receiver
+    serve: Serve, opencode: FakeOpenCode, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await serve(**PRIVATE, A2A_PUSH_MAX_PER_TASK="2", A2A_PUSH_MAX_PER_PRINCIPAL="1")
+    monkeypatch.setattr(PushSettings, "max_per_task", 2)
+    monkeypatch.setattr(PushSettings, "max_per_principal", 1)
+    service = await serve(**PRIVATE)
     caller, other = Caller(service), Caller(service, token=STRANGERS[0])
     hold = opencode.hold(count=2)
     task = (await caller.begin("hello")).id
@@ -441,9 +445,10 @@ async def test_configurations_are_for_the_owner_of_the_task_and_limited(
 
 @pytest.mark.requirement("I21")
 async def test_a_message_whose_configuration_has_no_room_is_not_taken(
-    serve: Serve, opencode: FakeOpenCode, receiver: Receiver
+    serve: Serve, opencode: FakeOpenCode, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caller = Caller(await serve(**PRIVATE, A2A_PUSH_MAX_PER_TASK="1"))
+    monkeypatch.setattr(PushSettings, "max_per_task", 1)
+    caller = Caller(await serve(**PRIVATE))
     opencode.play("permission-once")
     asked = await caller.send("hello")
     await caller.ask("push create", {"taskId": asked.id, "id": "c", "url": receiver.url})

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from opencode_a2a.config import (
+    GROUPS,
+    RETIRED,
     SETTINGS,
     VARIABLES,
     AccessSettings,
@@ -735,10 +737,22 @@ def test_the_public_url_has_the_prefix_once(public: str) -> None:
     assert settings.public_url == "https://x.example/agent"
 
 
-def test_polling_grows() -> None:
-    [problem] = problems({"A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS": "5"})
+@pytest.mark.parametrize("key", sorted(RETIRED))
+def test_a_retired_setting_is_accepted_everywhere_and_said_to_have_no_effect(
+    key: str, tmp_path: Path
+) -> None:
+    group, _, field = key.partition(".")
+    retired, file = RETIRED[key], tmp_path / "config.toml"
+    file.write_text(f"[{group}]\n{field} = 3\n")
 
-    assert problem.startswith("A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS: ")
+    ways = [load({}, {}, file), load({}, {retired.variable: "3"}), load({key: "3"}, {})]
+    ways.append(load({}, {retired.variable.lower(): "3"}))
+
+    before = getattr(GROUPS[group], field)
+    names = [f"{key} ({file})", retired.variable, retired.flag, retired.variable.lower()]
+    assert [one.warnings for one in ways] == [(f"{name}: {retired.text}",) for name in names]
+    assert [getattr(one.groups[group], field) for one in ways] == [before] * len(ways)
+    assert key not in SETTINGS
 
 
 def test_protocol_versions_ignore_the_patch_number() -> None:

@@ -32,11 +32,8 @@ from opencode_a2a.peers.network import (
 from tests.support.running import answer, running
 
 LOCAL = Egress(allow_private=True)
-LIMITS = ServiceSettings(
-    fetch_files_max_count=3,
-    fetch_files_max_bytes=1000,
-    fetch_files_max_total_bytes=10_000,
-    fetch_files_timeout_seconds=5,
+LIMITS = ServiceSettings(fetch_files_max_bytes=1000, fetch_files_max_total_bytes=10_000).model_copy(
+    update={"fetch_files_max_count": 3, "fetch_files_timeout_seconds": 5}
 )
 
 
@@ -323,7 +320,8 @@ from opencode_a2a.server.content import read_prompt
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-fetcher = Fetcher(ServiceSettings(fetch_files_max_count=60), Egress(allow_private=True))
+ServiceSettings.fetch_files_max_count = 60
+fetcher = Fetcher(ServiceSettings(), Egress(allow_private=True))
 before = peak()
 parts = [Part("url", url=sys.argv[1] + "/large")] * 60
 try:

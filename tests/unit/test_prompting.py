@@ -19,11 +19,8 @@ from opencode_a2a.opencode.types import Prompt
 from opencode_a2a.peers.network import Egress, Fetcher
 from tests.support.running import running
 
-LIMITS = ServiceSettings(
-    fetch_files_max_count=2,
-    fetch_files_max_bytes=1000,
-    fetch_files_max_total_bytes=1500,
-    fetch_files_timeout_seconds=5,
+LIMITS = ServiceSettings(fetch_files_max_bytes=1000, fetch_files_max_total_bytes=1500).model_copy(
+    update={"fetch_files_max_count": 2}
 )
 DEFAULTS = OpenCodeSettings()
 

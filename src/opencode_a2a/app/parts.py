@@ -66,7 +66,7 @@ class Parts:
     async def store_and_hand_over(self, grace: float) -> None:
         """Store what is not stored yet, and hand the tasks over to other replicas.
 
-        A database that is away is waited for during the grace period.
+        A database that cannot be reached is waited for during the grace period.
         """
         try:
             async with asyncio.timeout(0 if self.database.fenced else grace):

@@ -194,7 +194,7 @@ class ServiceReport:
             )
             if why is None:
                 return
-            # A managed one that is away is started again by this program itself.
+            # A managed one that has ended is started again by this program itself.
             failures.append(str(why) if member.upstream.managed is None else why.what)
         if not self._fleet.census.any_up:  # otherwise another replica can start tasks
             raise UpstreamError(f"OpenCode cannot be used: {failures[0]}")

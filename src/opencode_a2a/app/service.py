@@ -54,7 +54,7 @@ class Service:
         self.fleet: Fleet | None = None
         self.parts: Parts | None = None
         self.failed = False
-        """Whether a part has failed without which the service cannot go on."""
+        """Whether a part that the service cannot do without has failed."""
         self.tool: PeerTool | None = None
         """The tool by which OpenCode's model asks other agents, if it is offered."""
         if settings.offers_peers and settings.opencode_is_here:
@@ -178,7 +178,7 @@ class Service:
             await asyncio.wait([task])
 
     def end(self, part: str, error: BaseException) -> None:
-        """End the process: a part has failed without which the service cannot go on."""
+        """End the process: a part that the service cannot do without has failed."""
         if isinstance(error, DatabaseError):  # its text says it all
             logger.critical("a part of the service failed", part=part, cause=str(error))
         else:

@@ -249,7 +249,7 @@ class LiveScreen:
             case FileGiven():
                 self._take_file(event)
             case TaskStatusChanged(text=None, progress=None) if event.state == self._state:
-                pass  # it has a title now, and goes on as before
+                pass  # it has a title now, and continues as before
             case TaskStatusChanged() if event.state not in SETTLED:
                 self._state = event.state
                 self._reason = event.progress and progress_text(event.progress)

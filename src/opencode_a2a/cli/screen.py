@@ -188,7 +188,7 @@ class Screen:
         self._artifact: str | None = None
         self._answer_open = False
         self._behind_answer = False
-        """The cursor of the shared terminal stands behind an answer that may go on."""
+        """The cursor of the shared terminal stands behind an answer that may continue."""
         self._aside_open = False
         self._state: State | None = None
         self._tools: dict[str, str] = {}
@@ -230,7 +230,7 @@ class Screen:
                 named = event.name or event.artifact_id
                 self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
             case TaskStatusChanged(text=None, progress=None) if event.state == self._state:
-                pass  # it has a title now, and goes on as before
+                pass  # it has a title now, and continues as before
             case TaskStatusChanged() if event.state not in SETTLED:
                 self._state = event.state
                 self._status.reason = event.progress and progress_text(event.progress)

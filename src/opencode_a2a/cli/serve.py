@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 import opencode_a2a.telemetry  # noqa: F401 # pyright: ignore[reportUnusedImport] - first, see there
 from opencode_a2a.config import (
     GROUPS,
+    RETIRED,
     SETTINGS,
     Setting,
     Settings,
@@ -84,6 +85,10 @@ class SettingsCommand(click.Command):
             )
         )
         self.params += [SettingOption(one) for one in SETTINGS.values() if not one.secret]
+        self.params += [
+            click.Option([key.replace(".", "__"), one.flag], hidden=True)
+            for key, one in RETIRED.items()
+        ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note the short flags that were typed, for errors to name."""

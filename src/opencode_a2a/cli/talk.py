@@ -218,7 +218,7 @@ class Talk:
     ) -> None:
         """Send a message and show the turn; Ctrl-C cancels the task.
 
-        With ``steers``, lines that a person enters meanwhile are sent to the agent at work.
+        With ``steers``, lines that a person enters meanwhile are sent to the working agent.
         """
         asking = self.peer.ask(
             Message(str(uuid.uuid4()), "user", parts, metadata),
@@ -264,7 +264,7 @@ class Talk:
     def _unfinished(
         self, task: PeerTask, error: TimeoutError | PeerError, seconds: float | None
     ) -> click.ClickException:
-        """Say why a turn ended early, and how to follow its task if it may go on."""
+        """Say why a turn ended early, and how to follow its task if it may continue."""
         if isinstance(error, PeerError) and not error.retryable:
             return _failure(error)
         # After the dashes an id is not read as an option, whatever the agent called it.

@@ -24,6 +24,7 @@ from opencode_a2a.config.groups import (
     TlsSettings as TlsSettings,
 )
 from opencode_a2a.config.load import (
+    RETIRED as RETIRED,
     default_file as default_file,
     load as load,
     load_for_calls as load_for_calls,

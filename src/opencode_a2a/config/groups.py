@@ -3,6 +3,9 @@
 Names of variables, flags and keys of the settings file, their help and `docs/settings.md` follow
 from these declarations. To add a setting, add a field here and use it. If it contradicts another
 setting of its group, say so in the group's ``conflicts``.
+
+What an operator has no reason to change is a constant of its group (``ClassVar``); ``load`` names
+those that were settings once.
 """
 
 import importlib.util
@@ -181,14 +184,14 @@ class ServiceSettings(Group, prefix="A2A_"):
         False, "Publish the workspace directory in the extended card."
     )
     fetch_files: bool = setting(True, "Fetch the files of parts that name an http or https URL.")
-    fetch_files_max_count: Count = setting(10, "Maximum number of files fetched for one message.")
+    fetch_files_max_count: ClassVar[int] = 10
+    """Maximum number of files fetched for one message."""
     fetch_files_max_bytes: Count = setting(10 * 2**20, "Maximum size of a fetched file, in bytes.")
     fetch_files_max_total_bytes: Count = setting(
         10 * 2**20, "Maximum total size of the files fetched for one message, in bytes."
     )
-    fetch_files_timeout_seconds: Seconds = setting(
-        20, "Time limit for fetching the files of one message."
-    )
+    fetch_files_timeout_seconds: ClassVar[float] = 20
+    """Time limit for fetching the files of one message."""
     peers: PeerEntries = setting(
         (),
         "Agents that the `a2a_call` tool may call by name or URL: a list of "
@@ -198,12 +201,10 @@ class ServiceSettings(Group, prefix="A2A_"):
     peers_allow_urls: bool = setting(
         False, "Allow the `a2a_call` tool to call any URL. Unlisted agents get no credential."
     )
-    peers_wait_seconds: Annotated[float, Field(gt=0, le=280)] = setting(
-        240, "How long the tool waits for an agent before it returns a handle to the model."
-    )
-    http_gzip_minimum_size: CountOrZero = setting(
-        8192, "Compress responses of at least this many bytes; 0 = never."
-    )
+    peers_wait_seconds: ClassVar[float] = 240
+    """How long the `a2a_call` tool waits for an agent before it returns a handle to the model."""
+    http_gzip_minimum_size: ClassVar[int] = 8192
+    """Responses of at least this many bytes are compressed."""
     metrics_enabled: bool = setting(True, "Offer `/metrics`.")
     audit_file: LocalPath | None = setting(
         None,
@@ -354,9 +355,8 @@ class OidcSettings(Group, prefix="A2A_OIDC_"):
     algorithms: TokenAlgorithms = setting(
         ("RS256", "PS256", "ES256", "ES384", "EdDSA"), "Accepted signature algorithms."
     )
-    clock_skew_seconds: Annotated[float, Field(ge=0, le=300)] = setting(
-        30, "Tolerated difference between the clocks of provider and service."
-    )
+    clock_skew_seconds: ClassVar[float] = 30
+    """Tolerated difference between the clocks of provider and service."""
     principal_claim: Text = setting(
         "sub", "Claim that identifies the caller. It must never be reassigned to another person."
     )
@@ -540,9 +540,8 @@ class TaskSettings(Group, prefix="A2A_"):
         "receives notifications from other replicas. Without it, the database is polled.",
     )
     task_retention_days: CountOrZero = setting(30, "Days to keep a finished task; 0 = forever.")
-    pending_session_claim_ttl_seconds: Seconds = setting(
-        30, "How long a session that a request names stays reserved for its caller."
-    )
+    pending_session_claim_ttl_seconds: ClassVar[float] = 30
+    """How long a session that a request names stays reserved for its caller."""
 
 
 class PushSettings(Group, prefix="A2A_PUSH_"):
@@ -555,12 +554,15 @@ class PushSettings(Group, prefix="A2A_PUSH_"):
     allow_private_hosts: bool = setting(
         False, "Allow webhooks on loopback and private addresses, and over plain http."
     )
-    timeout_seconds: Seconds = setting(15, "Time limit for one notification.")
+    timeout_seconds: ClassVar[float] = 15
+    """Time limit for one notification."""
     give_up_hours: Hours = setting(
         24, "Hours of failed attempts after which a webhook is given up."
     )
-    max_per_task: Count = setting(10, "Maximum webhooks of one task.")
-    max_per_principal: Count = setting(1000, "Maximum active webhooks of one caller.")
+    max_per_task: ClassVar[int] = 10
+    """Maximum webhooks of one task."""
+    max_per_principal: ClassVar[int] = 1000
+    """Maximum active webhooks of one caller."""
 
 
 class NoticeSettings(Group, prefix="A2A_"):
@@ -596,9 +598,8 @@ class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
     lease_seconds: Annotated[float, Field(ge=4, le=60)] = setting(
         8, "Seconds without a write after which a replica counts as dead."
     )
-    poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = setting(
-        0.25, "Seconds between polls of the database while no notifications arrive."
-    )
+    poll_seconds: ClassVar[float] = 0.25
+    """Seconds between polls of the database while no notifications arrive."""
 
 
 class InterruptSettings(Group, prefix="A2A_"):
@@ -607,9 +608,8 @@ class InterruptSettings(Group, prefix="A2A_"):
     interrupt_request_ttl_seconds: Seconds = setting(
         10800, "Time limit for answering a permission or question, or approving a plan."
     )
-    interrupt_request_tombstone_ttl_seconds: SecondsOrZero = setting(
-        600, "How long an expired request is reported as expired, rather than as not found."
-    )
+    interrupt_request_tombstone_ttl_seconds: ClassVar[float] = 600
+    """How long an expired request is reported as expired, rather than as not found."""
     interrupt_default_action: Literal["reject-and-continue", "end-turn"] = setting(
         "reject-and-continue", "What happens when nobody answers in time."
     )
@@ -625,9 +625,8 @@ class InterruptSettings(Group, prefix="A2A_"):
         "accepted, such an answer stops the turn and the task fails. Default: accepted, except "
         "with a managed OpenCode, where only the agent itself could give them.",
     )
-    cancel_abort_timeout_seconds: Seconds = setting(
-        2, "How long a cancellation waits for OpenCode to stop."
-    )
+    cancel_abort_timeout_seconds: ClassVar[float] = 2
+    """How long a cancellation waits for OpenCode to stop."""
 
 
 class TurnSettings(Group, prefix="A2A_TURN_"):
@@ -640,9 +639,8 @@ class TurnSettings(Group, prefix="A2A_TURN_"):
     max_cost: MoneyOrZero = setting(
         0, "Maximum cost of one turn, by OpenCode's prices; 0 = no limit."
     )
-    max_retry_wait_seconds: Seconds = setting(
-        600, "Longest retry delay of a provider that a turn waits for."
-    )
+    max_retry_wait_seconds: ClassVar[float] = 600
+    """Longest retry delay of a provider that a turn waits for."""
 
 
 class StreamSettings(Group, prefix="A2A_STREAM_"):
@@ -760,10 +758,10 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
     protocol_version: ProtocolVersion | None = setting(
         None, "Protocol version to use. Default: the newest that the agent supports."
     )
-    cache_ttl_seconds: SecondsOrZero = setting(
-        900, "How long an agent's connection and card are cached."
-    )
-    cache_maxsize: CountOrZero = setting(256, "Maximum number of cached agents; 0 = no cache.")
+    cache_ttl_seconds: ClassVar[float] = 900
+    """How long an agent's connection and card are cached."""
+    cache_maxsize: ClassVar[int] = 256
+    """Maximum number of cached agents."""
     allowed_hosts: Texts = setting(
         (),
         "Hosts that may be called: names or `*.suffix`; empty = any. The `a2a_call` tool may "
@@ -773,20 +771,14 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
         False, "Allow the `a2a_call` tool to call loopback and private addresses."
     )
     polling_fallback_enabled: bool = setting(False, "Poll a task whose answer was not final.")
-    polling_fallback_initial_interval_seconds: Seconds = setting(0.5, "First polling interval.")
-    polling_fallback_max_interval_seconds: Seconds = setting(2, "Longest polling interval.")
-    polling_fallback_backoff_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = (
-        setting(2, "Factor by which the polling interval grows.")
-    )
-    polling_fallback_timeout_seconds: Seconds = setting(10, "Time after which polling stops.")
-
-    def conflicts(self) -> Iterator[Problem]:
-        first = self.polling_fallback_initial_interval_seconds
-        if self.polling_fallback_max_interval_seconds < first:
-            yield Problem(
-                "A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS",
-                "should not be below A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS",
-            )
+    polling_fallback_initial_interval_seconds: ClassVar[float] = 0.5
+    """First polling interval."""
+    polling_fallback_max_interval_seconds: ClassVar[float] = 2
+    """Longest polling interval."""
+    polling_fallback_backoff_multiplier: ClassVar[float] = 2
+    """Factor by which the polling interval grows."""
+    polling_fallback_timeout_seconds: ClassVar[float] = 10
+    """Time after which polling stops."""
 
 
 class EnvironmentSettings(Group, prefix="A2A_"):

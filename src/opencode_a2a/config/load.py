@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
@@ -26,6 +26,7 @@ from opencode_a2a.config.settings import (
     SettingsError,
     conflicts,
     exposed,
+    show,
     within,
 )
 from opencode_a2a.config.values import (
@@ -38,7 +39,52 @@ from opencode_a2a.config.values import (
 from opencode_a2a.databases import is_shared, kind_of
 from opencode_a2a.rights import never_asked, unmatched
 
+_FORMER = (
+    "a2a.fetch_files_max_count",
+    "a2a.fetch_files_timeout_seconds",
+    "a2a.peers_wait_seconds",
+    "a2a.http_gzip_minimum_size",
+    "oidc.clock_skew_seconds",
+    "tasks.pending_session_claim_ttl_seconds",
+    "push.timeout_seconds",
+    "push.max_per_task",
+    "push.max_per_principal",
+    "replica.poll_seconds",
+    "interrupts.interrupt_request_tombstone_ttl_seconds",
+    "interrupts.cancel_abort_timeout_seconds",
+    "turn.max_retry_wait_seconds",
+    "client.cache_ttl_seconds",
+    "client.cache_maxsize",
+    "client.polling_fallback_initial_interval_seconds",
+    "client.polling_fallback_max_interval_seconds",
+    "client.polling_fallback_backoff_multiplier",
+    "client.polling_fallback_timeout_seconds",
+)
+"""Settings that are constants now, by the keys that they had."""
+
+
+class Retired(NamedTuple):
+    """A setting that is a constant now: its names, and what to say of it at the start."""
+
+    variable: str
+    flag: str
+    text: str
+
+
+def _retired(key: str) -> Retired:
+    group, _, field = key.partition(".")
+    value = show(getattr(GROUPS[group], field))
+    return Retired(
+        GROUPS[group].prefix + field.upper(),
+        f"--{group}-{field}".replace("_", "-"),
+        f"has no effect any more: it is always {value}",
+    )
+
+
+RETIRED: Mapping[str, Retired] = {key: _retired(key) for key in _FORMER}
+"""Former settings by their keys."""
 _RETIRED = {
+    **{one.variable: one.text for one in RETIRED.values()},
     "OPENCODE_DIRECTORY": "is no longer read; set OPENCODE_WORKSPACE_ROOT",
     "A2A_SESSION_CACHE_TTL_SECONDS": "has no effect: the sessions of contexts are stored",
     "A2A_SESSION_CACHE_MAXSIZE": "has no effect: the sessions of contexts are stored",
@@ -93,6 +139,9 @@ class _Loading:
             for key, value in given:
                 if key in SETTINGS:
                     self.take(key, value, str(path))
+                    continue
+                if key in RETIRED:
+                    self.warnings.append(f"{key} ({path}): {RETIRED[key].text}")
                     continue
                 name = key.rpartition(".")[2]
                 elsewhere = [one.key for one in SETTINGS.values() if one.field == name]
@@ -307,6 +356,9 @@ def load(
         loading.read_file(path)
     loading.read_environment()
     for key, value in flags.items():
+        if key in RETIRED:
+            loading.warnings.append(f"{RETIRED[key].flag}: {RETIRED[key].text}")
+            continue
         loading.take(key, value, (typed or {}).get(key) or SETTINGS[key].flag)
     settings = loading.build()
     named = [peer.credential for peer in settings.a2a.peers]

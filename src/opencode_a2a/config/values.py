@@ -195,7 +195,7 @@ def _is_private(url: str) -> bool:
 
 
 UNGUESSABLE = 20
-"""Characters from which on a secret counts as unguessable."""
+"""Minimum length of a secret that cannot be guessed."""
 
 
 def _must(text: str, holds: Callable[[Any], bool]) -> AfterValidator:

@@ -30,7 +30,7 @@ class BudgetUse(Payload):
     tokens_per_day: int | None = None
     tokens_left: int | None = None
     running: int
-    """Turns at work, and work that was begun by method."""
+    """Running turns, and work that was begun through extension methods."""
     turns: int | None = None
     """How many of them there may be at once."""
     resets_at: str

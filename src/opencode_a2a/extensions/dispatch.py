@@ -144,7 +144,7 @@ class Dispatcher:
     async def _in_every(self, request: MethodRequest, call: Call) -> list[Payload]:
         """Return the results of a method for all OpenCodes, those of this replica first.
 
-        One that is away or refuses is left out, and so is a replica that does not answer soon.
+        Servers that are unreachable or return an error are left out, and so are slow replicas.
         Raise what an OpenCode of this replica raises if there is no result at all.
         """
         method, fleet = self._methods[request.method], self.deps.fleet

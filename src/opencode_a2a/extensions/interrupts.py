@@ -1,8 +1,8 @@
 """Methods that answer and list interrupts; a plain message on the task can answer as well.
 
-An answer goes to the turn that waits, or to the errand that follows a command or prompt begun by
-method. Only an interrupt that no part of the service follows (a stray) is answered in OpenCode
-directly.
+An answer goes to the turn that waits, or to the errand that follows a command or prompt of an
+extension method. Only an interrupt that no part of the service follows (a stray) is answered in
+OpenCode directly.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ RECOVERY = Extension(
     tags=("permissions", "questions"),
     notes=(
         "The most urgent comes first.",
-        "What a command or a prompt given by method asks is listed without a task.",
+        "What a command or a prompt of an extension method asks is listed without a task.",
     ),
 )
 
@@ -176,7 +176,7 @@ class QuestionParams(InterruptParams):
     example={"request_id": "per_f00", "reply": "once"},
 )
 async def reply_permission(call: Call, params: PermissionParams) -> InterruptDone:
-    """Allow or refuse what a task asks for; a refusal with a message lets the model go on.
+    """Allow or refuse what a task asks for; a refusal with a message lets the model continue.
 
     With the `scope` `task` or `context`, `once` also allows what is asked later there and fits
     the request's `always` patterns, in the same directory.
@@ -277,7 +277,7 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
 async def _strays(call: Call) -> list[Interrupted]:
     """Return interrupts of the caller's sessions that no part of this service follows.
 
-    They come from a prompt that was begun by method before the service was restarted, or from
+    They come from a prompt of an extension method before the service was restarted, or from
     somebody who works in the session at OpenCode's own terminal.
     """
     pending: list[PermissionRequest | QuestionRequest] = []
@@ -347,7 +347,7 @@ def _merge_interrupts(_: Routed, lists: list[Items[InterruptItem]]) -> Items[Int
 async def list_permissions(call: Call, params: Routed) -> Items[InterruptItem]:
     """List the permissions that wait for the caller, the most urgent first.
 
-    Those of commands and prompts that were given by method have no task, but a deadline as well.
+    Those of commands and prompts of extension methods have no task, but a deadline as well.
     What else a session of the caller's asks, such as work begun at OpenCode's own terminal, has
     neither, and is listed for the directory that the metadata name.
     """

@@ -112,7 +112,7 @@ class Method:
     """Whether it asks no OpenCode: the service's own database has all it needs, on any replica."""
     merge: Merge | None = None
     """Combines the results of all OpenCodes; None for a method about one of them. Only for methods
-    that read: an OpenCode that is away, slow or refuses is left out, and nobody is told."""
+    that read: servers that are unreachable, slow or return an error are silently omitted."""
 
     @property
     def all_errors(self) -> Errors:

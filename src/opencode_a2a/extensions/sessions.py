@@ -224,7 +224,7 @@ def _merge_sessions(params: SessionListParams, lists: list[Items[A2ATask]]) -> I
 async def list_sessions(call: Call, params: SessionListParams) -> Items[A2ATask]:
     """List sessions, newest first, each as the completed task that stands for it.
 
-    Their contextId continues them: a message with it goes on in the session.
+    Their contextId continues them: a message with it continues the session.
     """
     wanted = params.limit
     while True:
@@ -627,7 +627,7 @@ class SummarizeParams(OfSession):
 async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     """Let a model replace a session's history by a summary; returns when it is written.
 
-    With `auto` the model then goes on with what it was doing, within the rights of the call.
+    With `auto` the model then continues what it was doing, within the rights of the call.
     """
     request = params.request
     async with call.working(params.session_id) as session:

@@ -170,7 +170,7 @@ class LinkPages:
         subject = Subject(request_id, row.principal, row.expires_at)
         try:
             asked = Interrupted.load(orjson.loads(row.asked))
-        except (KeyError, TypeError, ValueError):  # damaged; its task cannot go on
+        except (KeyError, TypeError, ValueError):  # damaged; its task cannot continue
             return None
         asked = replace(asked, expires_at=row.expires_at, number=row.number)
         settled: JsonObject | None = None

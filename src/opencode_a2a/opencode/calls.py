@@ -109,7 +109,7 @@ class Calls:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; calls that are under way go on."""
+        """Close the connections; running calls continue."""
         self._exchange.close()
 
     async def answer(self, path: str) -> HttpResponse:

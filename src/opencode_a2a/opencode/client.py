@@ -208,7 +208,7 @@ class OpenCode(Calls):
     async def prompt_async(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> None:
-        """Start a turn and return at once; only events tell how it goes on."""
+        """Start a turn and return at once; only events tell how it continues."""
         path = _session(session_id, "/prompt_async")
         await self.call(NoneType, "POST", path, at, body=prompt)
 

@@ -44,7 +44,7 @@ comes later."""
 MAX_FRAME = 64 * 1024 * 1024
 """Bytes of one event."""
 LARGE = 64 * 1024
-"""Bytes of an unfinished event from which on chunks are appended without copying it each time."""
+"""From this many bytes, chunks are appended to an unfinished event without copying it."""
 _PARENT = b'"parentID":"'
 _FAMILY = frozenset({b"session.created", b"session.updated"})
 _DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})

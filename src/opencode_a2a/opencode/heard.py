@@ -1,7 +1,7 @@
 """What was heard lately of the texts that OpenCode is writing.
 
 OpenCode (1.18) stores a text when it is complete, and its event stream has no replay. So a process
-that takes a turn over can go on with an open text only if it was listening before. Where several
+that takes a turn over can continue an open text only if it was listening before. Where several
 replicas may run an OpenCode, the feed of each keeps the latest pieces of every open text
 (``HeardTexts``), and gives them to the turn reader of a turn that is resumed. Nothing here knows
 about turns.

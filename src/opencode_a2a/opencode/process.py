@@ -40,7 +40,7 @@ SUPERVISORS: Final = (
     "systemd", "init", "openrc-init", "runit", "runsvdir", "s6-svscan", "supervisord", "dinit",
     "procd", "shepherd",
 )  # fmt: skip
-"""Names of first processes that go on when a child ends."""
+"""Names of first processes that keep running when a child ends."""
 
 
 class OpenCodeStartError(Exception):

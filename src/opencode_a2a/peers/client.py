@@ -438,7 +438,7 @@ class _Absence:
     since: float | None = None
 
     def too_long(self) -> bool:
-        """Note that the peer is away; return whether it has been for longer than the limit."""
+        """Note that the peer cannot be reached; return whether for longer than the limit."""
         now = asyncio.get_running_loop().time()
         if self.since is None:
             self.since = now
@@ -669,7 +669,7 @@ class Peer:
                     return
 
     async def _poll(self, following: _Following, seconds: float, absence: _Absence) -> None:
-        """Read the task, at least once, until it is settled or the time is up."""
+        """Read the task, at least once, until it is settled or the time has run out."""
         settings, task, pause, failures = self._settings, following.task, 0.0, 0
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds

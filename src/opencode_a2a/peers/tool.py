@@ -324,7 +324,7 @@ class PeerTool:
                 self._owners.setdefault((call.agent.url, name), principal)
 
     async def _follow(self, call: "_PeerCall", asking: Coroutine[None, None, None]) -> ToolResult:
-        """Report the peer's task to the turn until it ends or waits, or the time is up."""
+        """Report the peer's task to the turn until it ends or waits, or the time has run out."""
         listening = asyncio.ensure_future(call.listen(asking))
         try:
             done, _ = await asyncio.wait({listening}, timeout=self._seconds)

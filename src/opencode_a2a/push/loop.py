@@ -113,7 +113,7 @@ class Receipt:
     gone: bool = False
     """The receiver wants no more notifications."""
     away: bool = False
-    """The host could not be reached, so that another notification would fare no better now."""
+    """The host could not be reached, so another notification would fail too."""
     retry_after: float | None = None
     """Seconds that the receiver wants us to wait."""
     hold: float | None = None
@@ -384,7 +384,7 @@ class Deliveries:
         delivery.running.add_done_callback(ended)
 
     async def _deliver(self, delivery: Delivery) -> None:
-        """Send the next change, for as long as the receiver is away; then end the claim."""
+        """Send the next change until the receiver can be reached; then end the claim."""
         faults = 0
         while True:
             try:

@@ -100,7 +100,8 @@ class Cards:
     """All forms of the public and the extended card of a deployment.
 
     The extended card lists OpenCode's agents and commands. OpenCode is asked for them when a client
-    reads that card, at most every few seconds; while it is away, the card keeps the last list.
+    reads that card, at most every few seconds; while it is unreachable, the card keeps the last
+    list.
     """
 
     def __init__(

@@ -317,7 +317,7 @@ def _behaviors(settings: Settings) -> JsonObject:
                 "behavior": "stream_ends",
                 "applies_to": [
                     *named(operations.SEND_STREAMING_MESSAGE),
-                    # A subscription of 1.0 goes on until the task ends.
+                    # A subscription of 1.0 continues until the task ends.
                     *(named(operations.SUBSCRIBE_TO_TASK, in_=(Version.V03,)) if old else ()),
                 ],
                 **old,

@@ -90,7 +90,7 @@ class Operations:
         self._fetch = fetch
         self._new_message_id = new_message_id
         self._listed: dict[Principal, float] = {}
-        """The monotonic time from which on the next list of a supervisor is audited again."""
+        """The monotonic time after which a list of a supervisor is audited again."""
 
     async def send(self, call: OperationCall, request: SendRequest) -> JsonObject:
         """Send a message and return the task: when it stops, or at once if the caller says so."""

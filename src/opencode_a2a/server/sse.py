@@ -81,7 +81,7 @@ _AHEAD_SECONDS = 0.25
 _EARLY_SHARE = 0.1
 """The share of the time between two comments by which one may be early, to join others."""
 _LATE_SECONDS = 0.002
-"""Timers of whole milliseconds may go off this much too early, to no purpose."""
+"""Event-loop timers are rounded to a millisecond and may fire up to this much early."""
 
 
 class Streams:

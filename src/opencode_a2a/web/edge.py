@@ -393,7 +393,7 @@ class RequestRates:
 
     SHARE_SECONDS = 1.0
     OFTEN = 0.1
-    """The fraction of the limit from which on the count of a caller is shared."""
+    """The fraction of the limit above which the count of a caller is shared."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Tokens of an identity provider: the keys it signs with, and the callers its tokens stand for.
 
 ``auth`` asks ``Issuer`` about bearer tokens that it does not know itself. Keys are fetched in the
-background, kept while the provider is away, and fetched again for a token with an unknown key; a
-request waits only for the latter. The settings alone decide what a token may do. What a token says
-about where to find its key is never read.
+background, kept while the provider is unreachable, and fetched again for a token with an unknown
+key; a request waits only for the latter. The settings alone decide what a token may do. What a
+token says about where to find its key is never read.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ REFRESH_SECONDS = 900.0
 RETRY_SECONDS = 5.0
 """The pause after the first failure; it doubles with each further one, up to a minute."""
 KEPT_SECONDS = 86_400.0
-"""How long keys are used while the provider is away."""
+"""How long keys are used while the provider is unreachable."""
 UNKNOWN_KEY_SECONDS = 30.0
 """The shortest time between two fetches because of unknown keys."""
 FETCH_SECONDS = 5.0

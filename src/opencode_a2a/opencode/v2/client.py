@@ -109,11 +109,11 @@ AGENT_SECONDS: Final = 15.0
 """Seconds in which OpenCode may load its agents after the first call about a directory."""
 POLL_SECONDS: Final = 0.2
 WAKE_SECONDS: Final = 2.0
-"""Seconds in which a session goes on after its work in the background was ended."""
+"""Seconds within which a session continues after its work in the background has ended."""
 HEARTBEAT_SECONDS: Final = 18.0
 """Seconds after which a stream without even a heartbeat, which comes every 15, is dead."""
 BACKGROUND_SECONDS: Final = 1.0
-"""Seconds between two looks at work in the background."""
+"""Seconds between two polls of work in the background."""
 IDLE_LOOKS: Final = 3
 """After so many looks at which a session was idle, nothing wakes it any more."""
 LATEST: Final = 20
@@ -356,7 +356,7 @@ class OpenCode2(Calls):
     async def session_status(self, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
         """Return the sessions that are not idle.
 
-        One with a command in the background, or with a sub-agent at work, will be asked again.
+        One with a command in the background, or with a running sub-agent, will be asked again.
         """
         active = await self._active()
         busy = {*active, *(one.metadata.session_id for one in await self._shells(at))} - {None}

@@ -4,7 +4,7 @@ An event of 2.x leaves out what earlier ones said: an answer does not name its p
 tool call not its input. So a ``Wire2`` remembers that, for the length of one connection; after a
 gap the turn reader reads the store anyway. Nothing here knows what a turn is.
 
-A session of 2.x may go on by itself: a command or a sub-agent that the model has put into the
+A session of 2.x may continue by itself: a command or a sub-agent that the model has put into the
 background reports its end by a message of its own, and the model is asked again. Until then the
 session is not told to be idle, although its execution is over.
 """
