@@ -106,8 +106,9 @@ test-fast: $(PACKAGES)
 
 # The whole live suite on the preview of OpenCode 2, of which `test` runs a part.
 OPENCODE2 := node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2
-ON_OPENCODE2 := $(addprefix tests/live/test_,$(addsuffix .py,adoption answers background durability \
-	extensions_interrupts extensions_sessions failures interrupts kills outages sessions steering turns))
+ON_OPENCODE2 := $(addprefix tests/live/test_,$(addsuffix .py,adoption answers background chat \
+	commands differences durability environment extensions_interrupts extensions_sessions facts failures \
+	grants interrupts kills outages process sessions steering turns))
 test-opencode2: $(PACKAGES) $(TEST_PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_UNDER_TEST="$(CURDIR)/$(OPENCODE2)" $(BIN)/pytest -p no:xdist \
 		$(shell sed -n "s/^\(tests[^ ]*\).*/--deselect '\1'/p" tests/live/differs-2.txt) \

@@ -82,6 +82,13 @@ async def test_approvals_are_as_strict_as_on_opencode_1(
     refused = await person.refused("a2a.interrupt.permission.reply", always)
     kept = await person.send("no", task=change.id)
 
+    # A grant is for what OpenCode proposes, here the command itself, and ends with its task.
+    env = {"tool": "bash", "input": {"command": "env", "description": "d"}}
+    first = await person.send(script([env], [env], [BASH], {"say": "done"}))
+    other = await person.send("yes for this task", task=first.id)
+    once = {"reply": "once", "request_id": other.interrupt["request_id"]}
+    granted = await person.send(once, task=other.id)
+
     # One that vanishes without an event leaves nothing that could be approved.
     asked = await person.send(script(BASH, {"say": "done"}))
     async with past_service(stage.url, stage.password) as opencode:
@@ -99,6 +106,11 @@ async def test_approvals_are_as_strict_as_on_opencode_1(
     assert "b" * 3_000 + "ye" in change.said
     assert refused.fields == ("reply",)
     assert kept.state == "rejected"
+    assert (first.state, other.state, granted.state) == (*["input_required"] * 2, "completed")
+    assert "echo ran" in other.said
+    assert [tool["status"] for tool in granted.tools] == ["completed"] * 3
+    assert "PATH=" in granted.tools[0]["output"]
+    assert stage.password not in str(granted.raw)
     assert (stage.workspace / "hello.txt").read_text() == "hello\n"
     assert (asked.state, ended.state) == ("input_required", "failed")
     assert saved["data"] == []

@@ -17,7 +17,6 @@ from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes
 from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
 from tests.support.backstage import past_service, until_restarted
-from tests.support.event_stream import listening
 
 pytestmark = pytest.mark.live
 
@@ -58,11 +57,16 @@ async def session_in(opencode: Driver, workspace: Path) -> Session:
 
 async def run_for_ever(opencode: Driver, session: Session) -> None:
     """Run a shell command that ends when its processes are ended."""
-    command = "(setsid sleep 1000 &) ; echo un''der way ; sleep 1000"
+    command = "(setsid sleep 1000 &) ; touch under-way ; sleep 1000"
     try:
         await opencode.run_shell(session.id, ShellCall(command=command, agent="build"))
     except UpstreamError:
         return
+
+
+async def under_way(workspace: Path) -> None:
+    while not (workspace / "under-way").exists():  # noqa: ASYNC110 - no event here
+        await asyncio.sleep(0.02)
 
 
 async def test_a_dead_opencode_is_started_again_at_the_same_address(
@@ -76,9 +80,8 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(
     ):
         first, address = managed.pid, managed.url
         session = await session_in(opencode, workspace)
-        async with listening(opencode) as heard:
-            group.create_task(run_for_ever(opencode, session))
-            await heard.until(b"under way")
+        group.create_task(run_for_ever(opencode, session))
+        await under_way(workspace)
         before = set(ours())
 
         assert first is not None
@@ -130,9 +133,8 @@ async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(
             past_service(managed.url, managed.password) as opencode,
         ):
             session = await session_in(opencode, workspace)
-            async with listening(opencode) as heard:
-                work = group.create_task(run_for_ever(opencode, session))
-                await heard.until(b"under way")
+            work = group.create_task(run_for_ever(opencode, session))
+            await under_way(workspace)
         work.cancel()
 
     assert managed.pid is None
