@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from email import message_from_string
@@ -84,7 +85,8 @@ def test_the_wheel_holds_the_program_and_nothing_else(wheel: Path) -> None:
     assert {url.partition(",")[0] for url in said.get_all("Project-URL", [])} == {
         "Changelog", "Documentation", "Issues", "Source",
     }  # fmt: skip
-    assert said.get_all("Provides-Extra") == ["all", "postgres", "security"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert said.get_all("Provides-Extra") == sorted(declared["optional-dependencies"])
     description = str(said.get_payload())
     assert "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/docs/" in description
     assert "](docs/" not in description
