@@ -31,7 +31,10 @@ async def receiver() -> AsyncGenerator[Receiver]:
 
 
 def notifying(receiver: Receiver, port: int) -> dict[str, str]:
-    told = [{"kind": "webhook", "url": receiver.url, "about": ["waits"]}]
+    told = [
+        {"kind": "webhook", "url": receiver.url, "about": ["waits"]},
+        {"kind": "webpush", "contact": "mailto:me@example.org"},
+    ]
     url = f"http://127.0.0.1:{port}"
     return {"A2A_NOTIFY": orjson.dumps(told).decode(), "A2A_PUBLIC_URL": url}
 
@@ -172,3 +175,34 @@ async def test_hostile_requests_are_shown_as_in_the_console(
             assert await card.evaluate(OUTSIDE) == [], name
             await page.keyboard.press("End")
             await expect(allow).to_be_enabled()
+
+
+async def test_a_pushed_message_is_shown_with_its_link(look: Look, service: Running) -> None:
+    """A headless browser has neither a push service nor a place for messages.
+
+    So the worker is registered under the policy of its page, and given the event here.
+    """
+    page = await look(f"{service.url}/notices", size=SMALL)
+    await expect(page.get_by_role("button", name="Get messages on this device")).to_be_visible()
+    await accessible(page, "messages")
+    async with page.context.expect_event("serviceworker") as starting:
+        await page.evaluate(
+            "import('./notices/page.js').then(({ worker }) => worker()).then(() => 0)"
+        )
+    worker = await starting.value
+    pushed = {"title": "Agent", "text": "It asks.", "url": f"{service.url}/link#x", "key": "k"}
+
+    shown = await worker.evaluate(
+        """(pushed) => {
+          const shown = [];
+          self.registration.showNotification = (title, more) => shown.push([title, more]);
+          const event = new PushEvent("push", { data: JSON.stringify(pushed) });
+          event.waitUntil = () => {};
+          self.dispatchEvent(event);
+          return shown;
+        }""",
+        pushed,
+    )
+
+    more = {"body": "It asks.", "tag": "k", "data": {"url": f"{service.url}/link#x"}}
+    assert shown == [["Agent", more]]

@@ -130,7 +130,7 @@ async def start_parts(
         from opencode_a2a.notices.service import start_notices  # not for most services
 
         notices = await start_notices(settings, database)
-        stack.push_async_callback(notices.sender.aclose)
+        stack.push_async_callback(notices.aclose)
         webhooks.notices_for = notices.sender.names_for
     told = notices and notices.sender
     deliveries = Deliveries(database, writer, tasks.open, settings.push, traced, told)

@@ -44,6 +44,7 @@ class ServiceReport:
         self._settings = settings
         self._token_file = token_file
         self._fleet = parts.fleet
+        self._web_push = parts.notices is not None and parts.notices.browsers is not None
         self._tasks = parts.tasks
         self._streams = streams
         self._trouble: str | None = None
@@ -229,6 +230,7 @@ class ServiceReport:
             "cost_today": round(spent.cost, 6),
             "budget": asdict(budget),
             "demo": settings.a2a.demo,
+            **({"web_push": True} if self._web_push else {}),
             "protocol_versions": list(settings.a2a.supported_protocol_versions),
             "task_store": settings.tasks.task_store_backend,
             "streams": len(self._streams),

@@ -35,9 +35,10 @@ def notify(config: Path | None, test: bool, target: str | None) -> None:
     with status 1 if a target did not take it.
     """
     settings = load_settings({}, config, silent=True)
-    names = [entry.name for entry in settings.notices.notify]
+    # Browsers are known to the service alone.
+    names = [entry.name for entry in settings.notices.notify if entry.kind != "webpush"]
     if not names:
-        raise click.UsageError("no target is configured; set A2A_NOTIFY")
+        raise click.UsageError("no target is configured that can be tested; set A2A_NOTIFY")
     if target is not None and target not in names:
         raise click.UsageError(f"there is no target {target}; there are {', '.join(names)}")
     outcomes = asyncio.run(_send(settings, [target] if target else names))

@@ -62,6 +62,7 @@ from opencode_a2a.config.values import (
     SlackTarget as SlackTarget,
     TelegramTarget as TelegramTarget,
     WebhookTarget as WebhookTarget,
+    WebPushTarget as WebPushTarget,
     UpstreamEntry as UpstreamEntry,
     is_loopback as is_loopback,
     loopback as loopback,

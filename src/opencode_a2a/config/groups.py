@@ -571,7 +571,7 @@ class NoticeSettings(Group, prefix="A2A_"):
     notify: NoticeEntries = setting(
         (),
         "Where messages go: a JSON list of objects with `kind` (`ntfy`, `slack`, `telegram`, "
-        "`email` or `webhook`) and what that kind needs; also `name`, `principals` "
+        "`email`, `webhook` or `webpush`) and what that kind needs; also `name`, `principals` "
         "(whose tasks) and `about` (`waits`, `ends`). Needs `A2A_PUBLIC_URL` for the links.",
     )
     notify_quiet: Quiet | None = setting(
@@ -583,6 +583,13 @@ class NoticeSettings(Group, prefix="A2A_"):
     def conflicts(self) -> Iterator[Problem]:
         for name in _repeated(entry.name for entry in self.notify):
             yield Problem("A2A_NOTIFY", f"has the same name twice, {name}; give each its own")
+        pushes = any(entry.kind == "webpush" for entry in self.notify)
+        if pushes and any(importlib.util.find_spec(one) is None for one in ("jwt", "cryptography")):
+            yield Problem(
+                "A2A_NOTIFY",
+                "webpush needs packages that are not installed; install this program with its "
+                "extra `security`, or run `pip install 'pyjwt[crypto]'`",
+            )
         if self.notify_quiet and not self.notify:
             yield Problem("A2A_NOTIFY_QUIET", "has no effect without A2A_NOTIFY")
 

@@ -400,7 +400,7 @@ def _notice_conflicts(settings: Settings) -> Iterator[Problem]:
     callers = {one.owner for one in auth.static_auth_credentials or () if one.enabled}
     several = len(callers) + bool(auth.bearer_token) > 1 or settings.oidc.issuer is not None
     for entry in entries if several else ():
-        if not entry.principals:
+        if not entry.principals and entry.kind != "webpush":  # which tells each of their own
             yield Problem(
                 "A2A_NOTIFY",
                 f"{entry.name}: there are several callers, and whoever gets a message can answer "

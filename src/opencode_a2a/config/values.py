@@ -484,8 +484,22 @@ class WebhookTarget(NoticeTarget):
     token: SentToken | None = None
 
 
+class WebPushTarget(NoticeTarget):
+    """The browsers that callers subscribe in the console."""
+
+    kind: Literal["webpush"]
+    contact: Annotated[
+        str,
+        _must(
+            "should be mailto: and an address, or an https:// URL",
+            lambda text: str(text).startswith(("mailto:", "https://")),
+        ),
+    ]
+    """Where the push service of a browser can complain."""
+
+
 NoticeEntry: TypeAlias = Annotated[
-    NtfyTarget | SlackTarget | TelegramTarget | EmailTarget | WebhookTarget,
+    NtfyTarget | SlackTarget | TelegramTarget | EmailTarget | WebhookTarget | WebPushTarget,
     Field(discriminator="kind"),
 ]
 

@@ -37,7 +37,10 @@ _PASSED_OVER = Receipt("skipped", ok=True)
 class NoticeSender:
     """Tells people of tasks; one for the whole service."""
 
-    def __init__(self, settings: Settings, signer: Signer, database: Database) -> None:
+    def __init__(
+        self, settings: Settings, signer: Signer, database: Database, browsers: Target | None
+    ) -> None:
+        """``browsers`` are the target ``webpush``, if it is switched on."""
         self._title = ": ".join(filter(None, (settings.a2a.title, settings.a2a.project)))
         self._interrupts: InterruptSettings = settings.interrupts
         self._signer = signer
@@ -49,7 +52,10 @@ class NoticeSender:
             entry.name: entry for entry in settings.notices.notify
         }
         self.targets: dict[str, Target] = {
-            name: made_of(entry, self.http, seconds) for name, entry in self._entries.items()
+            name: browsers
+            if browsers is not None and entry.kind == "webpush"
+            else made_of(entry, self.http, seconds)
+            for name, entry in self._entries.items()
         }
 
     def names_for(self, principal: Principal) -> Sequence[str]:

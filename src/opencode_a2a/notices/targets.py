@@ -24,6 +24,7 @@ from opencode_a2a.config import (
     SlackTarget,
     TelegramTarget,
     WebhookTarget,
+    WebPushTarget,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.network import Egress, EgressError, HostNotFoundError
@@ -79,8 +80,8 @@ class HttpTarget:
             case WebhookTarget(url=url, token=token):
                 headers = {"webhook-id": note.key}
                 return await self._http.post(url, _plain(principal, note), token, headers)
-            case EmailTarget():
-                raise TypeError("e-mail is not sent over HTTP")
+            case EmailTarget() | WebPushTarget():
+                raise TypeError(f"{self._entry.kind} has a class of its own")
 
 
 def _ntfy(topic: str, note: Note) -> JsonObject:
@@ -130,10 +131,11 @@ def _plain(principal: str, note: Note) -> JsonObject:
 
 
 class Http:
-    """Posts JSON to the places that the operator named; these may be on a private network."""
+    """Makes requests to places; those that the operator named may be on a private network."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, rules: Egress | None = None) -> None:
         self._seconds = seconds
+        self._rules = rules or Egress(allow_private=True)
         self._client: httpx2.AsyncClient | None = None
 
     async def post(
@@ -148,7 +150,7 @@ class Http:
         from opencode_a2a.peers.http import client
 
         if self._client is None:
-            self._client = client(Egress(allow_private=True), timeout=self._seconds)
+            self._client = client(self._rules, timeout=self._seconds)
         sent = {"User-Agent": f"opencode-a2a/{__version__}", **(headers or {})}
         if not isinstance(content, bytes):
             sent["Content-Type"], content = "application/json", orjson.dumps(content)

@@ -201,6 +201,18 @@ DUE = "state = 'active' AND acked < changed"
 """The condition of ``webhooks_due``. A query has to contain it word for word to use that index."""
 
 # A webhook is a reader of a task's log whose place is stored; see ``store.webhooks``.
+subscriptions = sa.Table(
+    "subscriptions",
+    metadata,
+    sa.Column("endpoint", Text, primary_key=True, comment="of the push service of a browser"),
+    sa.Column("principal", Text, nullable=False),
+    sa.Column("public_key", Text, nullable=False),
+    sa.Column("secret", Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Index("subscriptions_by_principal", "principal"),
+)
+"""Browsers to which messages for a principal are pushed."""
+
 webhooks = sa.Table(
     "webhooks",
     metadata,
@@ -449,6 +461,12 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE replicas ADD COLUMN claims INTEGER NOT NULL DEFAULT 0",
         "CREATE INDEX webhooks_due ON webhooks (next_at)"
         " WHERE state = 'active' AND acked < changed",
+    ),
+    (  # browsers to which messages are pushed
+        "CREATE TABLE subscriptions (endpoint VARCHAR NOT NULL PRIMARY KEY,"
+        " principal VARCHAR NOT NULL, public_key VARCHAR NOT NULL, secret VARCHAR NOT NULL,"
+        " created_at BIGINT NOT NULL)",
+        "CREATE INDEX subscriptions_by_principal ON subscriptions (principal)",
     ),
 )
 """The statements that lead from each version of the schema to the next.

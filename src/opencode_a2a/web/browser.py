@@ -87,6 +87,8 @@ class StaticFile(NamedTuple):
     """Compressed. Each is too small for ``Compression``, but together they are large."""
     media_type: str
     tag: str
+    policy: str = POLICY
+    """What its page may load and do."""
 
 
 @cache
@@ -115,8 +117,9 @@ def page(scope: Scope, files: Mapping[str, StaticFile]) -> Response | None:
         return RedirectResponse(place, headers=_HEADERS)
     if path not in files:
         return None
-    content, packed, kind, tag = files[path]
+    content, packed, kind, tag, policy = files[path]
     more = {**_HEADERS, "content-type": kind, "etag": tag, "cache-control": "no-cache"}
+    more["content-security-policy"] = policy
     more["vary"] = "Accept-Encoding"
     if headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=more)

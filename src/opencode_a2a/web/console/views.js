@@ -167,7 +167,8 @@ export async function about(health, principal) {
   const notify = "Notification" in window && Notification.permission === "default" &&
     button("Notify me when something waits", (event) => Notification.requestPermission().then(() => event.target.remove()));
   return page("About", h("dl", {}, rows({ "signed in as": principal, ready: ready?.checks ?? "no", ...health }).map(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value)])),
-    sharing(), h("p", {}, h("a", { href: "#/docs" }, "Methods and paths of this service")), notify);
+    sharing(), h("p", {}, h("a", { href: "#/docs" }, "Methods and paths of this service")),
+    health?.web_push && h("p", {}, h("a", { href: "notices" }, "Messages to this device")), notify);
 }
 
 export async function docs() {
