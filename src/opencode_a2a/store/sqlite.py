@@ -42,7 +42,7 @@ the one before it as well, and its caller still has an answer within 5 s. Reader
 write-ahead log keeps the last committed state for them."""
 
 
-class MovedError(SQLAlchemyError):
+class FileMovedError(SQLAlchemyError):
     """The file is no longer at its path, so that nobody would find what is written to it now."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Sqlite(Engine):
             if self._erasing:
                 self._empty_log(self._connection)
             return results
-        except MovedError as error:
+        except FileMovedError as error:
             return [WriteResult(call, None, error) for call in calls]
         except Exception as error:  # a call may raise anything, which is for its caller
             if self._connection and isinstance(error, self.failures) and not self._memory:
@@ -154,15 +154,15 @@ class Sqlite(Engine):
             os.close(self._lock)
 
     def _check_path(self) -> None:
-        """Raise MovedError unless the path leads to the file that was opened."""
+        """Raise FileMovedError unless the path leads to the file that was opened."""
         if self._file is None:
             return
         try:
             now = self._path.stat()
         except OSError:
-            raise MovedError from None
+            raise FileMovedError from None
         if not os.path.samestat(now, self._file):
-            raise MovedError
+            raise FileMovedError
 
 
 def _run(connection: Connection, statement: str) -> sqlite3.Cursor:
