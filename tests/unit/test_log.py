@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.config import LimitSettings, UpstreamEntry
+from opencode_a2a.config import LimitSettings, PushSettings, UpstreamEntry
 from opencode_a2a.errors import (
     LimitExceededError,
     UpstreamUnreachableError,
@@ -97,7 +97,7 @@ class Office:
         self.member = Member(entry, behind, lambda: (turns, errands))
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
-        webhooks = Webhooks.__new__(Webhooks)
+        webhooks = Webhooks(database, PushSettings())
         self.tasks = TaskService(database, self.writer, fleet, limits, webhooks)
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
