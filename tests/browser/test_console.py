@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.async_api import Page, Route, expect
 
@@ -591,6 +592,24 @@ async def test_what_waits_and_sessions_have_pages_of_their_own(
     await expect(page.get_by_role("link", name="A better name")).to_have_count(1)
 
 
+async def test_a_session_begun_elsewhere_is_continued(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    async with httpx2.AsyncClient(base_url=stage.url, auth=("opencode", stage.password)) as http:
+        made = await http.post("/session", json={"title": "Begun in OpenCode"})
+    assert made.status_code == 200
+    page = await look(f"{service.url}/console#/sessions")
+
+    await page.get_by_role("link", name="Begun in OpenCode").click()
+    await page.get_by_label("Continue this session").fill(f"go on {script({'say': 'here I am'})}")
+    await page.keyboard.press("Enter")
+
+    await ended(page)
+    await expect(page.get_by_text("here I am", exact=True)).to_be_visible()
+    session = page.get_by_role("link", name="Session", exact=True)
+    await expect(session).to_have_attribute("href", f"#/session/{made.json()['id']}")
+
+
 # --- what a model may write -------------------------------------------------------------------
 
 
@@ -750,14 +769,21 @@ async def test_a_phone_shows_the_list_or_one_task(look: Look, service: Running, 
     assert small == 0
 
 
+async def check_sizes(page: Page, where: str) -> None:
+    """Have axe look at a page as it is on a phone, and on a desktop."""
+    for width, height in (PHONE, DESKTOP):
+        await page.set_viewport_size({"width": width, "height": height})
+        await check(page, f"{where} at {width} px")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> None:
     page = await look(f"{service.url}/console", signed_in=False, color_scheme=scheme)
     await page.evaluate(AXE.read_text())
-    await check(page, "sign-in")
+    await check_sizes(page, "sign-in")
     await page.get_by_label("Token").fill(TOKEN)
     await page.get_by_role("button", name="Sign in").click()
-    await check(page, "list")
+    await check_sizes(page, "list")
     table = "# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\ncode\n```\n\n> quote [x](https://x.example)"
     question = {
         "question": "Which?",
@@ -769,28 +795,29 @@ async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> N
     await start(page, f"axe {script(*actions)}")
     await expect(page.get_by_role("button", name="Allow once")).to_be_enabled()
     await page.get_by_role("button", name="Deny…").click()
-    await check(page, "permission")
+    await check_sizes(page, "permission")
     await page.get_by_role("button", name="Allow once").click()
     await expect(page.get_by_role("button", name="Answer")).to_be_visible()
-    await check(page, "question")
+    await check_sizes(page, "question")
     await page.get_by_role("radio").first.check()
     await page.get_by_role("button", name="Answer").click()
     await ended(page)
     await unfold(page)
-    await check(page, "ended")
+    await check_sizes(page, "ended")
     await page.get_by_role("link", name="Session", exact=True).click()
     await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
-    await check(page, "session")
+    await check_sizes(page, "session")
     for link, heading in (
         ("New task", "New task"),
         ("Waiting", "What waits for you"),
+        ("Allowed", "What you have allowed"),
         ("Sessions", "Sessions"),
         ("About", "About"),
         ("Methods", "Methods"),
     ):
         await page.get_by_role("link", name=link, exact=True).click()
         await expect(page.get_by_role("heading", name=heading).first).to_be_visible()
-        await check(page, link)
+        await check_sizes(page, link)
         assert "[object Object]" not in await page.locator("main").inner_text()
 
 

@@ -11,6 +11,7 @@ from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import run
 from tests.support.service import TOKEN, Running
+from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,8 +56,9 @@ async def test_a_search_for_nothing_is_refused(service: Running) -> None:
 
 
 async def test_what_waits_stands_first_at_the_terminal_whatever_came_after_it(
-    opencode: FakeOpenCode, tmp_path: Path
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("A2A_CLIENT_BEARER_TOKEN", TOKEN)
     async with started(opencode, tmp_path, A2A_TASK_STORE_BACKEND="database") as service:
         caller = Caller(service, Wire.RPC)
         done = await caller.send("an old one")
@@ -68,10 +70,16 @@ async def test_what_waits_stands_first_at_the_terminal_whatever_came_after_it(
         _, listed = await run("tasks", service.url, **secret)
         _, waits = await run("tasks", service.url, "--state", "waiting", **secret)
         status, shown = await run("task", service.url, done.id[:8], **secret)
+        async with Terminal("tasks", service.url, "--watch") as watching:
+            await watching.sees("newer 499")
+            watched = watching.seen
+            await watching.interrupt()
+            await watching.ended()
 
     rows = [line.split() for line in listed.splitlines()]
     assert (rows[0][0], len(rows)) == (waiting.id, 20)
     assert [row[-1] for row in rows[1:3]] == ["499", "498"]
     assert [line.split()[0] for line in waits.splitlines()] == [waiting.id]
+    assert 0 < watched.index("may I?") < watched.index("newer 499")
     assert status == 0, shown
     assert shown.startswith(done.id)
