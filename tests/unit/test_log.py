@@ -83,7 +83,7 @@ class Office:
     def __init__(self, database: Database, limits: LimitSettings) -> None:
         self.database = database
         self.writer = LogWriter(database)
-        # No task is started, so that no turns are needed; nor are webhooks.
+        # No task is started, so that no turns are needed.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
         errands = Errands(
             database,
