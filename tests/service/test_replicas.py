@@ -18,6 +18,7 @@ from opencode_a2a.tasks import mailbox, ownership
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
+from tests.support.collector import attributes, collecting
 from tests.support.opencode import FakeOpenCode
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
@@ -163,6 +164,27 @@ async def test_open_text_goes_on_at_the_next_owner_before_it_is_complete(
 
     assert fold(updates).text == TEXT
     assert not [one for one in following.progress if one["type"] == "text"]
+
+
+async def test_a_turn_that_is_handed_over_is_one_trace_with_a_link(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        async with cluster([fake], tmp_path, "a", "b", A2A_OTEL_ENABLED="true") as replicas:
+            a, b = await replicas.runs("one"), replicas.replicas["b"]
+            begun = await begin(fake, a)
+
+            await a.stop()
+            await replicas.runs("one", but=a)
+            fake.release()
+            await Caller(b).ended(begun.id)
+            await collector.until(lambda it: bool(it.named("invoke_agent")))
+
+    (turn,), (resume,) = collector.named("invoke_agent"), collector.named("a2a.resume")
+    assert [link.span_id for link in resume.links] == [resume.parent_span_id] == [turn.span_id]
+    assert attributes(resume)["a2a.link"] == "taken_over"
+    assert attributes(turn)["a2a.task.state"] == "completed"
 
 
 async def test_a_replica_that_came_in_the_middle_of_a_text_can_go_on_with_it(
