@@ -1,6 +1,7 @@
 """Messages to a person: what each target gets, and what the link in them is good for."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,14 @@ import orjson
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
+from click.testing import CliRunner
 from sqlalchemy.engine import Connection
 from structlog.testing import capture_logs
 
 from opencode_a2a.app.parts import Parts
+from opencode_a2a.cli import main
+from opencode_a2a.cli.doctor import check_notices
+from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.notices import pages
 from opencode_a2a.notices.links import Signer, Subject
@@ -26,6 +31,7 @@ from opencode_a2a.store.schema import webhooks
 from tests.support.caller import Caller
 from tests.support.front import STRANGERS, started
 from tests.support.opencode import FakeOpenCode
+from tests.support.ports import free_port
 from tests.support.receiver import Receiver, receiving
 from tests.support.service import Running
 from tests.support.smtp import MailServer, mail_server
@@ -411,3 +417,35 @@ async def test_nobody_is_told_in_quiet_hours(
         assert task.state == "input_required"
         assert told == ("quiet", None)
         assert receiver.received == []
+
+
+async def test_a_test_message_is_sent_by_a_command_and_doctor_names_the_targets(
+    receiver: Receiver, mail: MailServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.received.clear()
+    before = len(mail.mails)
+    away = {"kind": "webhook", "name": "away", "url": f"http://127.0.0.1:{free_port()}/"}
+    told = [*targets(receiver, mail), away]
+    monkeypatch.setenv("A2A_NOTIFY", orjson.dumps(told).decode())
+    monkeypatch.setenv("A2A_NOTIFY_QUIET", "00:00-23:59 Europe/Berlin")
+    monkeypatch.setenv("A2A_PUBLIC_URL", "http://192.0.2.1")
+    monkeypatch.setenv("A2A_STATE_DIR", str(tmp_path))
+
+    sent = await asyncio.to_thread(CliRunner().invoke, main, ["notify", "--test"])
+    one = await asyncio.to_thread(
+        CliRunner().invoke, main, ["notify", "--test", "--target", "slack"]
+    )
+    wrong = CliRunner().invoke(main, ["notify", "--test", "--target", "pager"])
+    found = check_notices(load({}, os.environ))
+
+    for name in ("ntfy", "slack", "telegram", "webhook", "email"):
+        assert f"{name}: sent\n" in sent.output
+    assert "away: not sent (unreachable); it cannot be reached" in sent.output
+    assert (sent.exit_code, one.exit_code, wrong.exit_code) == (1, 0, 2)
+    assert (len(receiver.received), len(mail.mails)) == (5, before + 1)
+    assert "there is no target pager" in wrong.output
+    assert found.found.startswith("ntfy, slack, telegram, webhook, email, away; quiet 00:00-23:59")
+    assert found.advice
+    assert "https://" in (found.remedy or "")
+    shown = sent.output + one.output + str(found)
+    assert not [secret for secret in (*SECRETS.values(), "slack-secret") if secret in shown]
