@@ -23,7 +23,7 @@ from opencode_a2a.opencode.types import SessionDraft, ShellCall, ToolCompleted, 
 PLUGIN: Final = Path(__file__).with_name("withhold.js")
 PASSWORD: Final = "OPENCODE_SERVER_PASSWORD"  # noqa: S105 - the name of a variable
 CONTENT: Final = "OPENCODE_CONFIG_CONTENT"
-LOOK_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 60.0
 UNTOLD: Final = (
     "OpenCode 2 does not say whether anything keeps its tools from seeing its password; a "
     "permission that is answered past this service ends the turn"
