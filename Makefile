@@ -137,7 +137,7 @@ check: $(PACKAGES)
 	$(BIN)/ruff check
 	$(BIN)/pyright
 	$(BIN)/deptry src
-	$(BIN)/pytest -q tests/test_architecture.py
+	$(BIN)/pytest -q tests/test_architecture.py tests/test_words.py
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python tools/dashboard.py --check
 

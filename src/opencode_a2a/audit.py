@@ -17,7 +17,7 @@ from opencode_a2a.config import SettingsError
 WAITING = 10_000
 """Records that may wait to be written."""
 CLOSE_SECONDS = 5.0
-"""Seconds that closing the file may take."""
+"""How long to wait for the file to close."""
 
 
 class AuditFile:

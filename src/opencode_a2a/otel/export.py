@@ -1,7 +1,7 @@
 """Hand spans to OpenTelemetry's SDK, which sends them by OTLP over HTTP from a thread of its own.
 
 Where they go, which are sampled and how long they may be is said by the standard variables
-``OTEL_*``. A collector that is away or slow costs spans, and nothing else: the queue is bounded.
+``OTEL_*``. A collector that is down or slow costs spans, and nothing else: the queue is bounded.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ class _Counted(SpanExporter):
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
         self._fails = False
-        # It logs every attempt, and would fill the log while the collector is away.
+        # It logs every attempt, and would fill the log while the collector is down.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

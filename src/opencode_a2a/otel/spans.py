@@ -58,7 +58,7 @@ class Span:
     error: bool = False
     events: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     link: str | None = None
-    """The id of the span that this one goes on with."""
+    """The id of the span that this one continues."""
 
     def ended(self, at: int, error: str | None = None) -> "Span":
         self.end = max(self.start, at)
@@ -142,7 +142,7 @@ class TaskSpans:
         return ended
 
     def resume(self, at: int, what: str, how: str) -> list[Span]:
-        """Note that another process goes on with the turn; return the span of the one before."""
+        """Note that another process continues the turn; return the span of the one before."""
         if self._turn is None:
             return []
         before, turn = self._resume, self._turn

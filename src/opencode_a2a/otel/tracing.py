@@ -105,7 +105,7 @@ class Tracing:
         return followed
 
     async def _catch_up(self, log: TaskLog, followed: _Followed, known: int) -> None:
-        """Read what earlier processes logged of a task, and go on from there."""
+        """Read what earlier processes logged of a task, and continue from there."""
         spans, at = followed.spans, now_ms()
         try:
             replay = Replay(self._database, log.no, log.ref)

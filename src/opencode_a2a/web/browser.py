@@ -302,7 +302,7 @@ class SignIns:
         code = request.headers.get("authorization", "").partition(" ")[2].strip()
         credential = self.find(code.encode(), _EXCHANGE)
         if credential is None or not await self._use_up(_CODE, code):
-            raise UnauthenticatedError("Only a code of the command `console` is taken here, once")
+            raise UnauthenticatedError("Expected a one-time code from `opencode-a2a console`")
         token = self._sign(credential, _SESSION, SESSION_SECONDS)
         AUDIT.info("console session begun", principal=credential.caller.principal)
         return OrjsonResponse({"token": token, "expires_in": SESSION_SECONDS}, headers=_UNSTORED)
