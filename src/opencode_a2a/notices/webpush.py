@@ -44,7 +44,7 @@ RECORD = 4096
 """Size of the one record of a message."""
 TOKEN_SECONDS = 12 * 3600
 MESSAGE_SECONDS = 24 * 3600
-"""How long a push service keeps a message for a browser that is away."""
+"""How long a push service keeps a message for a browser that is offline."""
 _CURVE = ec.SECP256R1()
 
 
