@@ -57,11 +57,12 @@ async def test_a_task_lasts_until_its_work_in_the_background_is_reported(
 
 
 async def test_a_cancel_leaves_neither_a_process_nor_a_wake_up(
-    caller: Caller, opencode: Driver, backstage: Backstage
+    caller: Caller, opencode: Driver, backstage: Backstage, gate: str
 ) -> None:
     word = f"word-{uuid.uuid4()}"
     command = in_background(f"sleep 300; echo {word}")
-    said = script([command], [{"say": "begun"}], [{"say": "never"}])
+    # The end of the command wakes the session; a model that answers at once could be faster.
+    said = script([command], [{"say": "begun"}], [{"gate": gate}, {"say": "never"}])
 
     async with caller.stream(said) as following:
         await following.until_text("begun")
@@ -75,6 +76,7 @@ async def test_a_cancel_leaves_neither_a_process_nor_a_wake_up(
     assert canceled.session_id not in await opencode.session_status(at=at)
     assert (await caller.get(canceled.id)).text == "begun"
     # A wake-up that was still to come would be answered first.
+    await backstage.open(gate)
     again = await caller.send(script({"say": "on"}), context=canceled.context_id)
     assert again.text == "on"
     messages = await opencode.messages(SessionId(canceled.session_id))

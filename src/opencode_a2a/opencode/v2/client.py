@@ -110,6 +110,8 @@ AGENT_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
 WAKE_SECONDS: Final = 2.0
 """Seconds within which a session continues after its work in the background has ended."""
+WAKE_POLL_SECONDS: Final = 0.02
+"""Seconds between two looks whether it does: the model is asked as soon as it is awake."""
 HEARTBEAT_SECONDS: Final = 18.0
 """Seconds after which a stream without even a heartbeat, which comes every 15, is dead."""
 BACKGROUND_SECONDS: Final = 1.0
@@ -502,7 +504,7 @@ class OpenCode2(Calls):
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAKE_SECONDS):
                     while session_id not in await self._active():  # noqa: ASYNC110 - no event here
-                        await asyncio.sleep(POLL_SECONDS)
+                        await asyncio.sleep(WAKE_POLL_SECONDS)
             await self.do("POST", interrupt, urgent=True)
         await self._empty_inbox(session_id)
         return True
