@@ -18,6 +18,8 @@ const go = (hash) => (location.hash = hash);
 const live = h("p", { class: "sr", role: "status" });
 const list = h("div", { class: "tasks" });
 const main = h("main", { tabindex: "-1" });
+const aside = h("div", { class: "aside", "aria-label": "Tasks" });
+const narrow = matchMedia("(max-width: 760px)");
 const facts = h("div", { class: "facts" });
 const person = h("p", { class: "note who" });
 const banner = h("p", { class: "banner", hidden: true, role: "status" });
@@ -173,11 +175,17 @@ function shell() {
   const link = (href, text) => h("a", { href }, text);
   fill(document.body, h("header", { class: "top" }, h("a", { class: "skip", href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to the content"),
       h("a", { class: "back", href: "#/", "aria-label": "Back to the list" }, "←"), h("h1", {}, h("a", { class: "brand", href: "#/" }, "OpenCode A2A")), facts, button("Sign out", signOut)),
-    banner, h("aside", { "aria-label": "Tasks" }, h("div", { class: "tools" }, h("a", { class: "button primary", href: "#/new" }, "New task"), search, searched), list, person,
+    banner, fill(aside, h("div", { class: "tools" }, h("a", { class: "button primary", href: "#/new" }, "New task"), search, searched), list, person,
       h("nav", { "aria-label": "Views" }, link("#/prompts", "Waiting"), link("#/grants", "Allowed"), link("#/sessions", "Sessions"), link("#/about", "About"), link("#/docs", "Methods"))), main, help, live);
   draw();
   showHealth();
   poll();
+}
+
+// On a phone the list is a page of its own, and so the main part of it.
+function setParts() {
+  const alone = narrow.matches && !document.body.classList.contains("inside");
+  aside.setAttribute("role", alone ? "main" : "complementary");
 }
 
 // The names in the address; none if it is not an address of ours.
@@ -200,6 +208,7 @@ async function show() {
   const [name = "", id] = place();
   const failed = (error) => fill(main, h("div", { class: "page" }, h("p", { class: "bad box", role: "alert" }, error.status === 404 ? `There is no such ${name} here, or it is somebody else's.` : error.message), button("Try again", show)));
   document.body.className = name === "" ? "" : "inside";
+  setParts();
   mark();
   if (!credential.principal) {
     credential.principal = await who().catch(() => undefined);
@@ -336,6 +345,7 @@ addEventListener("keydown", (event) => {
   if (act) (event.preventDefault(), act());
 });
 addEventListener("hashchange", show);
+narrow.addEventListener("change", setParts);
 document.addEventListener("visibilitychange", () => !document.hidden && main.isConnected && poll());
 setInterval(showHealth, 30000);
 askTabs(() => show());

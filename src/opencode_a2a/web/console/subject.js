@@ -29,7 +29,8 @@ const written = (value) => typeof value === "string" ? value : JSON.stringify(va
 // The field of a tool call that says most, on one line.
 export function gist(name, input) {
   const value = Object.hasOwn(USES, name) ? input[USES[name][0]] : Object.values(input)[0];
-  return value === undefined ? undefined : written(value).split("\n")[0];
+  const said = name === "question" ? value?.[0]?.question ?? value : value;
+  return said === undefined ? undefined : typeof said === "string" ? said.split("\n")[0] : JSON.stringify(said);
 }
 
 function field(label, value) {

@@ -46,7 +46,7 @@ class Prose {
   }
 }
 
-export const SIGNS = { pending: "·", running: "", completed: "✓", error: "✕" };
+export const SIGNS = { pending: "·", running: "", completed: "✓", error: "✕", unfinished: "–" };
 const EDITS = ["edit", "write", "patch", "apply_patch", "multiedit"];
 
 export class Tool {
@@ -69,6 +69,10 @@ export class Tool {
       data.status === "running" ? when(new Date(this.began).toISOString(), "took") : took >= 1 && h("span", { class: "muted" }, `${took.toFixed(0)} s`));
     this.data = data;
     this.draw();
+  }
+  // The turn has ended, and this call with it, whatever was told of it last.
+  end() {
+    if (["running", "pending"].includes(this.data?.status)) this.set({ ...this.data, status: "unfinished" });
   }
   drawBody() {
     if (!this.node.open || this.shown === this.data) return;
@@ -121,6 +125,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
       shown(unsigned);
     } else if (state !== "auth required") unsigned = unsigned?.remove();
     if (!ended(state)) return fill(tail);
+    tools.forEach((tool) => tool.end());
     const session = shared.session?.id;
     // The message of a completed task is its answer, which is there already.
     const words = state !== "completed" && task.status.message;

@@ -160,7 +160,8 @@ export const sharing = () => h("label", { class: "option" },
 export async function about(health, principal) {
   const ready = await get("readyz").catch(() => null);
   const told = (value) => Array.isArray(value) ? value.map(told).join("; ") : value && typeof value === "object"
-    ? Object.entries(value).filter(([, inner]) => inner !== null && inner !== "").map(([name, inner]) => name === "name" ? inner : `${name.replaceAll("_", " ")} ${told(inner)}`).join(", ") : String(value);
+    ? Object.entries(value).filter(([, inner]) => inner !== null && inner !== "").map(([name, inner]) => name === "name" ? inner : `${name.replaceAll("_", " ")} ${told(inner)}`).join(", ")
+    : typeof value === "boolean" ? (value ? "yes" : "no") : /^\d{4}-\d\d-\d\dT.*Z$/.test(value) ? new Date(value).toLocaleString() : String(value);
   // What is not set is left out.
   const rows = (value, path = "") => Object.entries(value).flatMap(([name, inner]) => inner === null || inner === undefined ? []
     : typeof inner === "object" && !Array.isArray(inner) ? rows(inner, `${path}${name} `) : [[`${path}${name}`, told(inner)]]);
