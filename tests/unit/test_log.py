@@ -279,6 +279,45 @@ async def test_a_reader_is_given_large_texts_a_few_at_a_time(
             assert max(batches) <= live.BATCH_BYTES + 8 * piece
 
 
+@pytest.mark.requirement("I8")
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "does not read"])
+async def test_one_huge_text_is_written_in_pieces(reads: bool) -> None:
+    huge, offered = "0123456789" * 200_000, list[list[Entry]]()
+
+    def write(entries: list[Entry]) -> bool:
+        offered.append(entries)
+        return reads
+
+    async with office() as desk, asyncio.timeout(60):
+        log = await desk.task()
+        reader = LogReader(log, Cursor(log.state.seq))
+        waiting = asyncio.create_task(reader.next(write))
+        await asyncio.sleep(0)  # it waits now
+        await log.append([replace(grew(huge, opens=True), ends_at="evt_1")])
+        await log.append([Finished(Outcome.COMPLETED)])
+        returned = [await waiting]
+        while batch := await reader.next(write):
+            returned.append(batch)
+        replay, stored = Replay(desk.database, log.no, log.ref), list[int]()
+        while batch := await replay.next(0):
+            texts = [one.event.text for one in batch if isinstance(one.event, TextGrew)]
+            stored.append(sum(map(len, texts)))
+
+    batches = [
+        [entry.event for entry in batch if isinstance(entry.event, TextGrew)]
+        for batch in (*(offered if reads else ()), *returned)
+    ]
+    grown = [event for batch in batches for event in batch]
+    assert "".join(event.text for event in grown) == huge
+    assert [event.opens for event in grown] == [True] + [False] * (len(grown) - 1)
+    assert [event.ends_at for event in grown] == [""] * (len(grown) - 1) + ["evt_1"]
+    most = max(sum(len(event.text) for event in batch) for batch in batches)
+    assert most < 2 * live.BATCH_BYTES
+    assert sum(stored) == len(huge)
+    assert max(stored[1:]) < 2 * live.BATCH_BYTES  # how large they are is known with the first
+    assert max(map(len, offered), default=0) < len(grown)
+
+
 async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:
     async with office(tmp_path) as desk, asyncio.timeout(60):
         log = await desk.task()

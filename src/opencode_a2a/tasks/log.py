@@ -25,7 +25,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import orjson
@@ -90,6 +90,9 @@ BATCH = 256
 BATCH_BYTES = 256 * 1024
 """Bytes of text after which no further entry is handed to a reader at once. What a reader that does
 not read holds in memory is about one batch, encoded."""
+PIECE = 64 * 1024
+"""Characters of text in one entry. OpenCode may send all of an answer at once, and an entry is
+written to a reader as one."""
 SEGMENTS = 200
 """Rows of a stored log that are read at once."""
 LOGS_PER_NOTIFICATION = 390
@@ -277,6 +280,22 @@ def bounded(entries: list[Entry]) -> list[Entry]:
     return entries
 
 
+def in_pieces(events: Sequence[LogEvent]) -> Iterator[LogEvent]:
+    """Yield events, a text that is too long for one entry as several."""
+    for event in events:
+        if not isinstance(event, Grew) or len(event.text) <= PIECE:
+            yield event
+            continue
+        for at in range(0, len(event.text), PIECE):
+            last = at + PIECE >= len(event.text)
+            yield replace(
+                event,
+                text=event.text[at : at + PIECE],
+                opens=event.opens and not at,
+                ends_at=event.ends_at if last else "",
+            )
+
+
 class ReadableLog:
     """The log of one task as readers follow it, and the state that it leads to.
 
@@ -459,7 +478,7 @@ class TaskLog(ReadableLog):
             raise self._closed
         before, first, at = self.state.status, self.state.seq + 1, now_ms()
         entries: list[Entry] = []
-        for event in events:
+        for event in in_pieces(events):
             try:
                 entries.append(self.state.apply(event, at))
             except TerminalError:
@@ -641,9 +660,15 @@ class LogReader:
         if waiter is None or waiter.done():
             return
         try:
-            if self._write is not None and entries and entries[0].seq == self._after + 1:
-                # Most entries are text, one at a time, and end nothing.
-                text = len(entries) == 1 and entries[0].status is None
+            # Most entries are text, one at a time, and end nothing.
+            one = len(entries) == 1
+            if (
+                self._write is not None
+                and entries
+                and entries[0].seq == self._after + 1
+                and (one or len(bounded(entries)) == len(entries))
+            ):
+                text = one and entries[0].status is None
                 wanted = entries if text else self._until_end(entries)
                 if self._write(wanted):
                     self._after = entries[-1].seq
@@ -848,7 +873,11 @@ class _Batch:
         status_changes: list[StatusChange] = []
         for share in self.shares:
             no, entries = share.log.no, share.entries
-            segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
+            left = entries
+            while left:  # a segment is read as one
+                part = bounded(left)
+                segments.append(Segment(no, part[0].seq, part[-1].seq, dump_entries(part)))
+                left = left[len(part) :]
             status = next((e.status for e in reversed(entries) if e.status is not None), None)
             # With every change of state: ``webhooks.put`` relies on the lock of the row.
             if status is not None and (status != share.before or share.changed):
