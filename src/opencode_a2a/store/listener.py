@@ -127,6 +127,10 @@ class Listener:
                     if not notification.payload.startswith("b,"):
                         self._database.dispatch(notification.payload)
                     continue
+                if self._echo.expired():
+                    # Its time was over before it came, as after a pause of the whole process, and
+                    # what ``wait_for`` of Python 3.11 has to give goes before a cancellation.
+                    raise TimeoutError
                 self._echo.reschedule(None)
                 if not self._hears:
                     self._hears = True

@@ -125,7 +125,8 @@ class Member:
         """Stop being its owner: nobody can hold it any more, and those who do are canceled."""
         self.owned = False
         for holder in self._holders:
-            holder.reschedule(0)
+            if not holder.expired():
+                holder.reschedule(0)
         while self._holders:
             self._unheld.clear()
             await self._unheld.wait()

@@ -1,0 +1,68 @@
+"""What a replica hears of others, when its own clock has run on without it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from opencode_a2a.store import listener
+from opencode_a2a.store.listener import Listener
+
+BEAT_SECONDS = 0.01
+
+
+class LateConnection:
+    """Gives the beat after its time is over, as ``wait_for`` of Python 3.11 can do."""
+
+    opened = 0
+    again = asyncio.Event()
+    beats: list[str]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    @classmethod
+    async def connect(cls, _: str, *, autocommit: bool) -> Self:
+        cls.opened += 1
+        if cls.opened > 1:
+            cls.again.set()
+        return cls()
+
+    async def execute(self, _: object) -> Self:
+        return self
+
+    async def fetchone(self) -> tuple[str]:
+        return ("channel",)
+
+    async def notifies(self) -> AsyncGenerator[Any, None]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            yield SimpleNamespace(payload=self.beats[0])
+        await asyncio.Event().wait()
+
+
+async def test_a_beat_that_comes_when_its_time_is_over_opens_another_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    LateConnection.again, LateConnection.beats = asyncio.Event(), []
+    monkeypatch.setattr(listener, "AsyncConnection", LateConnection)
+    database: Any = SimpleNamespace(
+        census=SimpleNamespace(has_others=True),
+        dispatch=lambda _: None,
+        notify=lambda beat, alone: LateConnection.beats.append(beat),
+    )
+
+    listening = asyncio.create_task(Listener("", BEAT_SECONDS, 60.0, database).run())
+    heard = asyncio.create_task(LateConnection.again.wait())
+    async with asyncio.timeout(60):
+        await asyncio.wait({listening, heard}, return_when=asyncio.FIRST_COMPLETED)
+
+    assert heard.done()
+    assert not listening.done()
+    listening.cancel()
