@@ -43,8 +43,19 @@ class LateConnection:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
+            if self.again.is_set():
+                raise
             yield SimpleNamespace(payload=self.beats[0])
-        await asyncio.Event().wait()
+
+
+class Heard:
+    census: Any = SimpleNamespace(has_others=True)
+
+    def notify(self, text: str, /, *, alone: bool = False) -> None:
+        LateConnection.beats.append(text)
+
+    def dispatch(self, text: str, /) -> None:
+        pass
 
 
 async def test_a_beat_that_comes_when_its_time_is_over_opens_another_connection(
@@ -52,13 +63,7 @@ async def test_a_beat_that_comes_when_its_time_is_over_opens_another_connection(
 ) -> None:
     LateConnection.again, LateConnection.beats = asyncio.Event(), []
     monkeypatch.setattr(listener, "AsyncConnection", LateConnection)
-    database: Any = SimpleNamespace(
-        census=SimpleNamespace(has_others=True),
-        dispatch=lambda _: None,
-        notify=lambda beat, alone: LateConnection.beats.append(beat),
-    )
-
-    listening = asyncio.create_task(Listener("", BEAT_SECONDS, 60.0, database).run())
+    listening = asyncio.create_task(Listener("", BEAT_SECONDS, 60.0, Heard()).run())
     heard = asyncio.create_task(LateConnection.again.wait())
     async with asyncio.timeout(60):
         await asyncio.wait({listening, heard}, return_when=asyncio.FIRST_COMPLETED)
@@ -66,3 +71,4 @@ async def test_a_beat_that_comes_when_its_time_is_over_opens_another_connection(
     assert heard.done()
     assert not listening.done()
     listening.cancel()
+    await asyncio.wait({listening})

@@ -261,7 +261,7 @@ async def test_a_reader_is_given_large_texts_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "TAIL", 70)
-    piece = 100 * 1024
+    piece = live.PIECE
     async with office() as desk:
         log = await desk.task()
         for _ in range(40):
