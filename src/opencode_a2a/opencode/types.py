@@ -20,6 +20,7 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic_core import PydanticOmit
@@ -96,9 +97,20 @@ MAX_COST = 10.0**6
 """A model provider that says more of a single step is wrong: such a figure, like one that is
 negative or not a number, is not known. It counts as nothing, so that it spends nobody's budget,
 and sums of the others stay far below what a database can hold."""
-Count = Annotated[int, BeforeValidator(lambda value: round(_number(value, MAX_TOKENS)))]
+# The usual figure takes the first branch, without a call of Python code: a turn has dozens of them.
+Count = Annotated[
+    Annotated[int, Field(strict=True, ge=0, le=MAX_TOKENS)]
+    | Annotated[int, BeforeValidator(lambda value: round(_number(value, MAX_TOKENS)))],
+    Field(union_mode="left_to_right"),
+    WithJsonSchema({"type": "integer"}),
+]
 Cost = Annotated[float, BeforeValidator(lambda value: _number(value, MAX_COST))]
-Moment = Annotated[int, BeforeValidator(lambda value: round(_number(value, 2**53)))]
+Moment = Annotated[
+    Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    | Annotated[int, BeforeValidator(lambda value: round(_number(value, 2**53)))],
+    Field(union_mode="left_to_right"),
+    WithJsonSchema({"type": "integer"}),
+]
 """A time in milliseconds; 0 if it is not known."""
 Flag = Annotated[bool, BeforeValidator(lambda value: value is True)]
 
