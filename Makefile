@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, make, and Node with npm or an OpenCode.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast test-lowest test-opencode2 kills chaos clients fuzz check image image-test deploy-test release-files docs site screens screenshots record qualify bench bench-quick
+.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast test-lowest test-opencode2 kills chaos clients fuzz check image image-test deploy-test units-test release-files docs site screens screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -54,7 +54,8 @@ help:
 	@echo 'make check      check format, lint, types, direction of imports, generated pages'
 	@echo 'make image      build the container image; ARCH=arm64 TAG=name, ARGS=--prepare to build it elsewhere'
 	@echo 'make image-test  build and run the image without a daemon or a registry; needs root, mmdebstrap, buildah'
-	@echo 'make deploy-test  give the files in deploy/ to systemd-analyze, kubectl or kustomize, and docker compose'
+	@echo 'make deploy-test  give the files in deploy/ to systemd-analyze, kubectl or kustomize, docker compose, promtool'
+	@echo 'make units-test  run the systemd units in a systemd of their own; needs root and systemd'
 	@echo 'make release-files  build what a release consists of; TAG=v2.0.0'
 	@echo 'make docs       write the generated pages'
 	@echo 'make site       build the site of the documentation into build/site'
@@ -86,11 +87,11 @@ doctor: $(TO_SERVE)
 demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
-# Many tests wait for an OpenCode: one process more than the two cores that they are planned for.
+# Many tests wait for an OpenCode: two processes more than the two cores that they are planned for.
 # The order is that of tests/conftest.py, which has the longest first. Three OpenCodes, browsers and
 # databases can starve one another for longer than a test waits: what failed is tried alone, at most
 # twice, and named and counted at the end.
-IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 ALONE = echo 'Repeating the failed tests one at a time.' && \
 	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest -v --last-failed --maxfail 3 $(ARGS)
 
@@ -107,8 +108,9 @@ test-fast: $(PACKAGES)
 # The whole live suite on the preview of OpenCode 2, of which `test` runs a part.
 OPENCODE2 := node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2
 ON_OPENCODE2 := $(addprefix tests/live/test_,$(addsuffix .py,adoption answers background chat \
-	commands differences durability environment extensions_interrupts extensions_sessions facts failures \
-	grants interrupts kills outages process sessions steering turns))
+	commands differences durability environment extensions_contract extensions_inspect \
+	extensions_interrupts extensions_sessions facts failures fleet grants interrupts kills operations \
+	outages peers process replicas sessions steering storage traces turns))
 test-opencode2: $(PACKAGES) $(TEST_PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_UNDER_TEST="$(CURDIR)/$(OPENCODE2)" $(BIN)/pytest -p no:xdist \
 		$(shell sed -n "s/^\(tests[^ ]*\).*/--deselect '\1'/p" tests/live/differs-2.txt) \
@@ -119,9 +121,12 @@ test-lowest: $(PACKAGES) $(LOWEST)
 	$(dir $(LOWEST))bin/python tools/lowest.py
 	$(dir $(LOWEST))bin/python -m pytest $(IN_PARALLEL) -m "not live and not browser" $(ARGS)
 
+# A test of these takes as long as it is told to, or builds an image first.
+UNLIMITED := -o faulthandler_timeout=0
+
 kills: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) OPENCODE_A2A_TEST_SEED=$(SEED) \
-		$(BIN)/pytest -p no:xdist -v -k "service_is_killed or never_doubled" \
+		$(BIN)/pytest -p no:xdist $(UNLIMITED) -v -k "service_is_killed or never_doubled" \
 		tests/live/test_answers.py tests/live/test_durability.py tests/live/test_kills.py \
 		tests/live/test_steering.py $(ARGS)
 
@@ -147,14 +152,17 @@ image: $(PACKAGES)
 # On a base of the distribution's packages, which is what the recipe would install on its own base.
 IMAGE_BASE := .tools/image/base.tar
 image-test: $(PACKAGES) $(IMAGE_BASE)
-	UV="$(UV)" $(BIN)/pytest -p no:xdist -v -s tests/image/whole.py $(ARGS)
+	UV="$(UV)" $(BIN)/pytest -p no:xdist $(UNLIMITED) -v -s tests/image/whole.py $(ARGS)
 
 $(IMAGE_BASE):
 	@mkdir -p $(@D)
 	mmdebstrap --mode=root --variant=minbase --include=ca-certificates,git,ripgrep,tini,python3 trixie $@
 
 deploy-test: $(PACKAGES)
-	$(BIN)/pytest -p no:xdist -v tests/deploy/whole.py $(ARGS)
+	$(BIN)/pytest -p no:xdist $(UNLIMITED) -v tests/deploy/whole.py $(ARGS)
+
+units-test: $(PACKAGES) $(PROGRAMS)
+	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest -p no:xdist $(UNLIMITED) -v tests/deploy/units.py $(ARGS)
 
 # Tag, version and changelog have to agree. What it writes to dist/ is what a release consists of.
 release-files: $(PACKAGES)

@@ -1,7 +1,8 @@
 """``python -m bench``: run the benchmark, print the table, write the page.
 
 The full run writes ``docs/performance.md``; ``--quick`` only prints. ``--check`` exits with 1 when
-a target is missed or an answer of ours is not whole.
+a target is missed or an answer of ours is not whole. If ``BENCH_BEFORE`` names the program of an
+earlier commit (``.venv/bin/opencode-a2a`` of its checkout), it is measured in turn with the others.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import orjson
 
 from bench import report, scenarios
 from bench.scenarios import Bench, Results, Sample
-from bench.systems import ROOT, SYSTEMS, deviations, install
+from bench.systems import BEFORE, ROOT, SYSTEMS, deviations, install
 from bench.targets import misses
 
 KEPT = ROOT / "bench" / "results" / "latest.json"
@@ -26,7 +27,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     parser.add_argument("--check", action="store_true", help="fail on a missed target")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
+    systems = [name for name in SYSTEMS if name != "before" or BEFORE in os.environ]
+    parser.add_argument("--systems", default=",".join(systems), help="comma-separated")
     parser.add_argument("--report", action="store_true", help="write the page from the last run")
     return parser.parse_args()
 

@@ -3,13 +3,12 @@
 import math
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from bench.scenarios import Results, Sample, median
-from bench.systems import ENVIRONMENTS, ROOT, SYSTEMS, deviations
+from bench.systems import ROOT, SYSTEMS, deviations, installed
 from bench.targets import TARGETS
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -45,7 +44,8 @@ ROWS: tuple[tuple[str, str, str, str, float], ...] = (
     ("line-rpc03", "CPU per delta, 32 streams, 0.3 over JSON-RPC", "cpu", "µs", 1),
     ("line-rest03", "CPU per delta, 32 streams, 0.3 over HTTP+JSON", "cpu", "µs", 1),
     ("idle", "memory per idle stream, 1,000 of them", "kilobytes", "kB", 1),
-    ("idle", "CPU of 1,000 idle streams", "idle_cpu", "% of a core", 1),
+    ("idle", "CPU of 1,000 streams, first 12 s", "opened_cpu", "% of a core", 1),
+    ("idle", "CPU of 1,000 idle streams, next 8 s", "idle_cpu", "% of a core", 1),
     ("cold", "cold start to first card", "seconds", "s", 1),
     ("cold", "memory after start", "rss", "MB", 1),
     ("card", "CPU per card", "cpu", "µs", 1),
@@ -112,14 +112,11 @@ def machine() -> str:
 
 def versions() -> str:
     mine = ("opencode-a2a", "a2a-sdk", "uvicorn", "uvloop", "httptools", "sqlalchemy")
-    python = str(ENVIRONMENTS / "adapter" / "bin" / "python")
-    listed = subprocess.run(  # noqa: S603  our own words
-        ["uv", "pip", "freeze", "--python", python],  # noqa: S607  uv is on the path
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.split()
-    theirs = [line for line in listed if line.startswith(("opencode-a2a", "a2a-sdk", "uvicorn"))]
+    theirs = [
+        line
+        for line in installed("adapter")
+        if line.startswith(("opencode-a2a", "a2a-sdk", "uvicorn"))
+    ]
     ours = ", ".join(f"{name} {version(name)}" for name in mine)
     return f"Here: {ours}. Existing adapter: {', '.join(theirs)}. OpenCode recordings: 1.18.33."
 

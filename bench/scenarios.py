@@ -28,12 +28,15 @@ from bench.systems import CARD, SYSTEMS, TOKEN, Figures, Running, environment
 
 SLOW = ("adapter", "sdk")
 STORING = ("ours", "adapter", "sdk")
-SERVERS = ("ours", "adapter", "sdk", "relay")
+SERVERS = ("ours", "before", "adapter", "sdk", "relay")
 LIST = "/tasks?pageSize=50"
 BUDGET_SECONDS = 1200.0
 """A full run that is later than this does one round of what is left."""
 WARM_TURNS = 4
-HOLD_SECONDS = 4.0
+SETTLE_SECONDS = 12.0
+"""How long streams are open before they count as idle: each turn that has been quiet for 5 s is
+compared once with what OpenCode has stored."""
+HOLD_SECONDS = 8.0
 
 
 @dataclass(slots=True)
@@ -220,7 +223,7 @@ def measure(system: Running, scenario: Scenario) -> Sample:
 
 
 def hold(system: Running, streams: int) -> Sample:
-    job = Job(system.port, TOKEN, "hold", streams=streams, script=Script(2, 600_000), timeout=30)
+    job = Job(system.port, TOKEN, "hold", streams=streams, script=Script(2, 600_000), timeout=60)
     before = system.figures()
     client = subprocess.Popen(
         [sys.executable, "-m", "bench.load"],
@@ -234,13 +237,16 @@ def hold(system: Running, streams: int) -> Sample:
     client.stdin.flush()
     held = int(client.stdout.readline())
     opened = system.figures()
+    time.sleep(SETTLE_SECONDS)
+    settled = system.figures()
     time.sleep(HOLD_SECONDS)
     after = system.figures()
     client.communicate()
     values = {
         "held": float(held),
         "kilobytes": (after.resident - before.resident) / 1e3 / max(held, 1),
-        "idle_cpu": (after.cpu - opened.cpu) / HOLD_SECONDS * 100,
+        "opened_cpu": (settled.cpu - opened.cpu) / SETTLE_SECONDS * 100,
+        "idle_cpu": (after.cpu - settled.cpu) / HOLD_SECONDS * 100,
     }
     faults = {} if held == streams else {"not served": streams - held}
     return Sample(values, streams, held, faults)
@@ -307,7 +313,7 @@ def quick() -> Iterator[Callable[[Bench], None]]:
     card = Job(0, "", "get", "rest10", 4, seconds=0.5, paths=(CARD,))
     yield _plan(Scenario("card", card, pair, "request", 2))
     unary = Job(0, "", "unary", streams=16, seconds=1, timeout=15)
-    yield _plan(Scenario("unary-16", unary, pair, "turn", 2))
+    yield _plan(Scenario("unary-16", unary, ("before", *pair), "turn", 2))
     yield _plan(
         Scenario(
             "stream-1",

@@ -31,6 +31,8 @@ ADAPTER = "opencode-a2a==1.4.0"
 TOKEN = "bench-token-of-no-value"  # noqa: S105  it guards a loopback port for a few seconds
 CARD = "/.well-known/agent-card.json"
 START_SECONDS = 30.0
+BEFORE = "BENCH_BEFORE"
+"""The variable that names the program of an earlier commit, to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,13 @@ SYSTEMS = {
             replicas=2,
         ),
         System(
+            "before",
+            "an earlier state of this project",
+            lambda place: [os.environ[BEFORE], "serve"],
+            _ours,
+            "ours.db",
+        ),
+        System(
             "adapter",
             "existing adapter 1.4.0",
             lambda place: [str(install_adapter()), "serve"],
@@ -216,6 +225,11 @@ def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)  # noqa: S603  our own words
 
 
+def installed(name: str) -> list[str]:
+    """Return the packages of an environment, with their versions."""
+    return _uv("pip", "freeze", "--python", _python(name)).stdout.split()
+
+
 def _relax(name: str, packages: list[str], reason: str) -> str:
     """Install with any certifi, if that alone stood in the way; return what is to be disclosed.
 
@@ -228,7 +242,7 @@ def _relax(name: str, packages: list[str], reason: str) -> str:
     error = error or _install(name, packages, "--override", str(override))
     if error:
         raise SystemExit(f"bench/.env/{name} cannot be installed\n{error}")
-    listed = _uv("pip", "freeze", "--python", _python(name)).stdout.split()
+    listed = installed(name)
     found = next((line for line in listed if line.startswith("certifi==")), "no certifi")
     return (
         f"`{packages[0]}` is not installed exactly as published: the package index had no certifi "

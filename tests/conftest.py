@@ -27,8 +27,11 @@ OPENCODE1, OPENCODE2 = "opencode1", "opencode2"
 # A shell that runs the tests in the background lets them, and all they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes depends on what else the machine does.
-hypothesis.settings.register_profile("tests", deadline=None)
+# How long an example takes depends on what else the machine does, and the first ones on whether
+# Hypothesis has read the sources for constants before.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tests")
 
 
@@ -79,12 +82,25 @@ def is_on_opencode2(nodeid: str) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Let one process run all that needs an OpenCode 2, and the others file by file."""
+    """Let one process run all that needs an OpenCode 2, and the others file by file.
+
+    A test that has ended its process, as one that hangs does, has failed: xdist would give it to
+    the next process, a dozen times.
+    """
     from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs] # none
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return OPENCODE2 if is_on_opencode2(nodeid) else super()._split_scope(nodeid)
+
+        def remove_node(self, node: Any) -> str | None:
+            for tests in self.assigned_work[node].values():
+                for test, is_done in tests.items():
+                    if not is_done:
+                        tests[test] = True
+                        super().remove_node(node)
+                        return test
+            return super().remove_node(node)
 
     return Scheduling(config, log)
 

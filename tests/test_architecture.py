@@ -22,11 +22,13 @@ OUTER = [
     "peers",
     "a2a",
     "tasks",
+    "cluster",
     "turns",
+    "log",
 ]
-LAYERS = [*OUTER, "opencode", "store"]
+LAYERS = [*OUTER, "opencode", "store", "net"]
 """From the outside in; below them are the root modules, which every layer may use."""
-NO_UPSTREAM = {"web", "server", "a2a", "tasks"}
+NO_UPSTREAM = {"web", "server", "a2a", "tasks", "log"}
 """Layers that never see what OpenCode sends."""
 
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -123,6 +125,16 @@ def test_root_modules_are_single_files() -> None:
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
     assert folders == {*LAYERS, "config"}
+
+
+def test_docstrings_name_modules_that_exist() -> None:
+    # Methods and settings begin with these two names as well.
+    packages = "|".join({*LAYERS, "config"} - {"opencode", "a2a"})
+    named = re.compile(rf"``((?:{packages})\.[a-z_0-9]+)(?=[`.])")
+    modules = {name_of(path).removeprefix(f"{PACKAGE}.") for path in MODULES}
+    found = [(name_of(path), name) for path in MODULES for name in named.findall(path.read_text())]
+
+    assert [one for one in found if one[1] not in modules] == []
 
 
 def test_the_types_of_failures_are_declared() -> None:

@@ -26,7 +26,7 @@ import orjson
 import structlog
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.client import Location, OpenCode1
 from opencode_a2a.opencode.managed import OpenCodeStartError
 from tests.conftest import make_repository
 from tests.support.pool import pool
@@ -161,7 +161,7 @@ async def serve(port: int, workspace: Path, place: Path) -> None:
         behind = await stack.enter_async_context(pool(workspace, place, asking))
         for name, opencode in behind.opencodes.items():
             # The first request for a directory takes OpenCode seconds, in which it answers nobody.
-            async with OpenCode(
+            async with OpenCode1(
                 opencode.url, username=opencode.username, password=opencode.password
             ) as client:
                 await client.config(at=Location(str(workspace)))

@@ -30,7 +30,7 @@ from opencode_a2a.errors import InternalError, InvalidFieldError, MissingFieldEr
 from opencode_a2a.events import FailureType, Json, JsonObject
 from opencode_a2a.extensions import METHODS
 from opencode_a2a.extensions.params import PublishedSchema
-from opencode_a2a.extensions.registry import Extension, Method
+from opencode_a2a.extensions.registry import NOTHING, Extension, Method
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
     endpoints,
@@ -414,14 +414,15 @@ def _specifications(extensions: Iterable[Extension]) -> Iterator[str]:
         yield f"## {extension.title} v1\n"
         yield f"{extension.summary}\n"
         yield f"- URI: `{extension.uri}`"
-        yield f"- Earlier names: {', '.join(f'`{name}`' for name in extension.aliases)}"
+        if extension.aliases:
+            yield f"- Earlier names: {', '.join(f'`{name}`' for name in extension.aliases)}"
         if extension.methods:
             names = ", ".join(f"`{name}`" for name in extension.methods)
             yield f"- [Methods](methods.md): {names}"
         yield from (f"- {note}" for note in extension.notes)
-        yield from _params("Public params", extension.public(defaults))
+        yield from _params("Public params", extension.public(defaults, NOTHING))
         if extension.surface != "discovery":  # the contracts are on the page about compatibility
-            yield from _params("Extended params", extension.extended(defaults))
+            yield from _params("Extended params", extension.extended(defaults, NOTHING))
         yield ""
 
 

@@ -26,7 +26,7 @@ from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import ModelRef, RequestId, SessionId
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.client import Location, OpenCode1
 from opencode_a2a.opencode.feed import Frames
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.types import (
@@ -153,7 +153,7 @@ class Recorder:
 class Stage:
     """Where a scenario is played: a session and its events."""
 
-    opencode: OpenCode
+    opencode: OpenCode1
     recorder: Recorder
     session: Session
     workspace: Path
@@ -532,7 +532,7 @@ async def _record(
         )
         async with (
             managed,
-            OpenCode(managed.url, password=managed.password) as opencode,
+            OpenCode1(managed.url, password=managed.password) as opencode,
         ):
             recorder = Recorder()
             listening = asyncio.create_task(opencode.events(recorder.take))
@@ -551,7 +551,7 @@ async def _record(
 
 
 async def _play(
-    name: str, opencode: OpenCode, recorder: Recorder, workspace: Path
+    name: str, opencode: OpenCode1, recorder: Recorder, workspace: Path
 ) -> list[bytes] | None:
     scenario, first = SCENARIOS[name], len(recorder.events)
     rules = [PermissionRule(permission=p, pattern=w, action=a) for p, w, a in scenario.rules]

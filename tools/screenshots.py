@@ -11,15 +11,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import orjson
 from playwright.async_api import Browser, Page, async_playwright
 
+from opencode_a2a.config import Settings
 from tests.browser.conftest import ASKING, CHROMIUM, KEY, chromium
 from tests.conftest import ROOT, make_repository
 from tests.support.backstage import Backstage, script
+from tests.support.ports import free_port
+from tests.support.receiver import Receiver, receiving
 from tests.support.service import TOKEN, Running, message, serving, settings_for
 
 DOCS = ROOT / "docs"
-DESKTOP, PHONE = (1100, 700), (390, 780)
+DESKTOP, PHONE, LINK = (1100, 700), (390, 844), (390, 480)
 BEFORE = 'def parse(text):\n    return text.split(",")\n'
 AFTER = 'def parse(text):\n    return [part.strip() for part in text.split(",")]\n'
 SUMMARY = """The parts kept their spaces, so `" b"` was not `"b"`. `parse` strips them now.
@@ -45,9 +49,9 @@ ASK: list[Any] = [
 ]
 WITHOUT_SCRIPTS = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replace(/ @@.*/s, "");
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replace(/ @@\\[.*/s, "");
 }"""
-OTHERS = ("Explain what the parser does", "Rename the module", "Which files are unused?")
+OTHERS = ("Explain what the parser does", "Rename the module", "Translate the messages")
 
 
 async def main() -> None:
@@ -59,8 +63,10 @@ async def main() -> None:
         make_repository(place / "project")
         command = str(ROOT / "node_modules" / ".bin" / "opencode")
         with Backstage(command, place / "opencode", place / "project", ASKING) as stage:
+            port = free_port()
             async with (
-                serving(settings_for(stage, place / "state")) as service,
+                receiving() as receiver,
+                serving(_settings(stage, place / "state", receiver, port), port=port) as service,
                 async_playwright() as playwright,
             ):
                 browser = await playwright.chromium.launch(
@@ -68,24 +74,39 @@ async def main() -> None:
                     env={**os.environ, "LD_LIBRARY_PATH": str(CHROMIUM / "al2023" / "lib")},
                     args=["--no-sandbox", "--no-zygote", "--disable-gpu"],
                 )
-                await _pictures(browser, service)
+                await _pictures(browser, service, receiver)
                 await browser.close()
 
 
-async def _pictures(browser: Browser, service: Running) -> None:
+def _settings(stage: Backstage, state: Path, receiver: Receiver, port: int) -> Settings:
+    """Return settings by which links to requests reach us."""
+    told = [{"kind": "webhook", "url": receiver.url, "about": ["waits"]}]
+    url = f"http://127.0.0.1:{port}"
+    changes = {"A2A_NOTIFY": orjson.dumps(told).decode(), "A2A_PUBLIC_URL": url}
+    return settings_for(stage, state, A2A_PROJECT="shop", **changes)
+
+
+async def _pictures(browser: Browser, service: Running, receiver: Receiver) -> None:
     for title in OTHERS:
         await _send(service, title, blocking=True)
     await _send(service, f"Run the tests {script(*ASK)}")
+    (asked,) = await receiver.until(lambda it: len(it.received) == 1)
+    for scheme in ("light", "dark"):
+        page = await _open(browser, service, scheme, LINK)
+        await page.goto(asked.content["url"])
+        await page.get_by_role("button", name="Allow once").wait_for()
+        await _picture(page, f"link-{scheme}")
     fixed = await _send(service, f"Fix the flaky parser test {script(*FIX)}")
     for scheme in ("light", "dark"):
         page = await _open(browser, service, scheme, DESKTOP)
         await page.goto(f"{service.url}/console#/task/{fixed}")
         await page.get_by_role("button", name="Allow once").wait_for()
         await _picture(page, f"console-permission-{scheme}")
-    page = await _open(browser, service, "dark", PHONE)
-    await page.goto(f"{service.url}/console#/task/{fixed}")
-    await page.get_by_role("button", name="Allow once").wait_for()
-    await _picture(page, "console-phone-dark")
+    for scheme in ("light", "dark"):
+        page = await _open(browser, service, scheme, PHONE)
+        await page.goto(f"{service.url}/console#/task/{fixed}")
+        await page.get_by_role("button", name="Allow once").wait_for()
+        await _picture(page, f"console-phone-{scheme}")
     await page.get_by_role("button", name="Allow once").click()
     await page.locator(".bar .state.completed").wait_for()
     for scheme in ("light", "dark"):

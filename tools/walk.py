@@ -40,7 +40,7 @@ REQUEST, STARTED = "Entrance.__call__", "OpenTask.start"
 BRANCHES = {
     "_disconnect": RESPONSE,
     "LogReader.offer": RESPONSE,
-    "Feed.run.<locals>.take": EVENTS,
+    "Feed.run.<locals>.on_chunk": EVENTS,
     "Subscription.batch": EVENTS,
     "Attempt._hear": EVENTS,
     "Attempt._tick": EVENTS,
@@ -49,10 +49,12 @@ BRANCHES = {
 """The functions at which a branch begins; every function they call belongs to it."""
 SOMETIMES = {
     "Attempt._write": EVENTS,
-    "Reader.starting": EVENTS,
+    "TurnReader.starting": EVENTS,
     "HttpConnection._drain": EVENTS,
 }
 """The same, for functions that may be called only after the prompt has arrived."""
+TIMERS = {"collect_garbage"}
+"""What runs from time to time, and has nothing to do with the request."""
 
 
 class Walk:
@@ -80,7 +82,8 @@ class Walk:
                 self.functions[code] = branch
 
     def _branch(self, frame: FrameType) -> str | None:
-        """Return the list that a call belongs to; None for a call by the tests' OpenCode."""
+        """Return the list that a call belongs to; None if a timer or the tests' OpenCode makes
+        it."""
         caller: FrameType | None = frame
         while caller is not None:
             name = caller.f_code.co_qualname
@@ -88,7 +91,7 @@ class Walk:
                 return found
             if self._started and name == REQUEST:
                 return RESPONSE
-            if caller.f_code.co_filename == _ARRIVED.co_filename:
+            if name in TIMERS or caller.f_code.co_filename == _ARRIVED.co_filename:
                 return None
             caller = caller.f_back
         return DOWN

@@ -57,18 +57,36 @@ class SharedClock:
 
 SHARED_CLOCK = SharedClock()
 
+SHORT_SECONDS, SHORT_SHARE = 3.0, 3 / 8
+"""The short lease: at least so many seconds, and this share of the whole one."""
+
 
 class Lease:
     """The time in which no other process can have taken over what this one runs.
 
     Each commit renews it. A process that is alone on its database holds it for ever.
+
+    A process may promise others to keep to a shorter lease (``promised``): if the lock of its
+    connection is free, which PostgreSQL frees at once when a process is killed, they declare it
+    gone after that time. So the lock proves nothing that this process relies on: it only keeps
+    others from taking it for dead while it is frozen, or slow.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
         self.seconds = seconds
         """Seconds without a commit after which other processes may declare this one gone."""
-        self.until = math.inf
-        """The end of the lease, by the monotonic clock."""
+        self.short_seconds = min(seconds, max(SHORT_SECONDS, seconds * SHORT_SHARE))
+        """Seconds without a commit after which they may do so if its lock is free."""
+        self.promised = False
+        """Whether others may go by the short lease; set before they are told, and taken back after
+        they were told."""
+        self.locked_since: float | None = None
+        """Since when one connection has held the lock and was heard; None if there is none."""
+        self.commit_seconds = 0.0
+        """How long the last commit took, with its transaction."""
+        self.cut_off_at = self._short_until = math.inf
+        """When the whole lease and the short one end, by the monotonic clock: others may then have
+        declared this process gone, with or without knowing of its lock."""
         self._renewed_at = self._steady_since = -math.inf
 
     @property
@@ -78,12 +96,12 @@ class Lease:
         While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
         the next commit shows whether this process was declared gone.
         """
-        return monotonic() < self.until
+        return monotonic() < (self._short_until if self.promised else self.cut_off_at)
 
     @property
     def beat_seconds(self) -> float:
         """How often this process commits something to keep the lease."""
-        return self.seconds / 4
+        return min(self.seconds / 4, self.short_seconds / 3)
 
     @property
     def steady_seconds(self) -> float:
@@ -92,13 +110,20 @@ class Lease:
         steady = now - self._renewed_at <= self.seconds / 2
         return now - self._steady_since if steady else 0.0
 
-    def renew(self, since: float) -> None:
-        """Note that a transaction was committed, which began at that time.
+    @property
+    def locked_seconds(self) -> float:
+        """For how long one connection of this process has held the lock without a break."""
+        return 0.0 if self.locked_since is None else monotonic() - self.locked_since
 
-        This process stops a second early, so that it has stopped when another begins, however
-        their clocks differ.
-        """
+    def renew(self, since: float) -> None:
+        """Note that a transaction was committed, which began at that time."""
         if self.steady_seconds == 0.0:
             self._steady_since = monotonic()
         self._renewed_at = monotonic()
-        self.until = since + self.seconds - min(1.0, self.seconds / 4)
+        self.commit_seconds = self._renewed_at - since
+        # It stops a second early, so that it has stopped when another begins, however their clocks
+        # differ.
+        self.cut_off_at, self._short_until = (
+            since + seconds - min(1.0, seconds / 4)
+            for seconds in (self.seconds, self.short_seconds)
+        )

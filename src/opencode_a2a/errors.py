@@ -82,15 +82,20 @@ class InvalidRequestError(ServiceError):
     data_fields = VIOLATIONS
 
 
-DisabledReason: TypeAlias = Literal["disabled_by_configuration", "disabled_by_policy"]
+Feature = Literal["rules", "schemas", "todos", "sharing", "workspaces", "worktrees"]
+"""What callers may ask for and not every OpenCode has: rules of a session, answers by a schema."""
+Missing = frozenset[Feature]
+DisabledReason: TypeAlias = Literal[
+    "disabled_by_configuration", "disabled_by_policy", "not_in_opencode"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """Why a deployment does not offer a method: the reason, and the setting behind it."""
+    """Why a deployment does not offer a method: the reason, and the setting behind it, if any."""
 
     reason: DisabledReason
-    toggle: str
+    toggle: str | None = None
 
 
 class MethodNotFoundError(ServiceError):
@@ -112,8 +117,10 @@ class MethodNotFoundError(ServiceError):
     ) -> Self:
         """Return the error for an unknown method, or one that is switched off."""
         text = f"There is no method {method[:128]}"
+        if off is not None:
+            text += f" here: {off.reason}" + (f" ({off.toggle})" if off.toggle else "")
         return cls(
-            text if off is None else f"{text} here: {off.reason} ({off.toggle})",
+            text,
             method=method[:128],
             supported_methods=supported_methods,
             protocol_version=protocol_version,
@@ -305,6 +312,10 @@ class UpstreamUnreachableError(UpstreamError):
     outcome = "upstream_unreachable"
 
 
+class UpstreamAwayError(UpstreamUnreachableError):
+    """There was no connection: OpenCode was not sent anything."""
+
+
 class UpstreamTimeoutError(UpstreamUnreachableError):
     """OpenCode took longer than one call may take."""
 
@@ -352,6 +363,15 @@ class UpstreamBackpressureError(UpstreamError):
     message = "Too many calls to OpenCode at once; try again"
     data_fields = ("limit",)
     outcome = "upstream_backpressure"
+
+
+class NotInOpenCodeError(ServiceError):
+    """This OpenCode has no such thing, while another version or generation has."""
+
+    code, http, status, reason = -31022, 400, "FAILED_PRECONDITION", "NOT_IN_OPENCODE"
+    message = "This OpenCode cannot do that"
+    data_fields = ("method",)
+    outcome = "not_in_opencode"
 
 
 class SessionNotFoundError(ServiceError):

@@ -1,12 +1,12 @@
 """What a turn can report.
 
 This is the vocabulary between OpenCode and A2A: ``opencode.reader`` produces most of these
-values, ``turns`` adds what it alone knows and passes them on, ``tasks`` numbers and
+values, ``turns`` adds what it alone knows and passes them on, ``log`` numbers and
 stores them, ``a2a.render`` turns them into A2A events. Nothing here knows either wire
 format. Every field is plain JSON, so that a stored event is its own encoding.
 
 The name of a class is stored with its events: after a rename, logs that are stored need a loader
-under the old name (``_LOADERS`` in ``tasks.state``).
+under the old name (``_LOADERS`` in ``log.state``).
 """
 
 from dataclasses import dataclass, field
@@ -243,6 +243,8 @@ class Interrupted:
     """Its number among the requests of the task, by which a person answers it; never used twice."""
     call_message_id: MessageId | None = None
     """The message of the tool call: a provider may use the id of a call again in another one."""
+    links: dict[str, str] = field(default_factory=dict[str, str])
+    """Where the files really are that the request names by a symbolic link."""
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
@@ -508,7 +510,7 @@ TurnEvent = (
     | Progressed
     | UsageCounted
 )
-"""Everything that a turn can report. ``docs/architecture.md`` says what a new event needs."""
+"""Everything that a turn can report. ``docs/extending.md`` says what a new event needs."""
 
 
 @dataclass(slots=True)
@@ -589,6 +591,6 @@ class Emitted:
             case Started():
                 self.started = True
             case UsageCounted() | DiffChanged() | ResultGiven() | Finished():
-                pass  # emitted once, at the beginning or the end of a turn
+                pass  # emitted once, at the end of a turn
             case _:
                 assert_never(event)

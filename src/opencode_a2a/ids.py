@@ -18,7 +18,7 @@ SessionId = NewType("SessionId", str)
 MessageId = NewType("MessageId", str)
 """An OpenCode message: ``msg_…``."""
 RequestId = NewType("RequestId", str)
-"""A permission or question that OpenCode asked: ``per_…`` or ``que_…``."""
+"""A permission or question that OpenCode asked: ``per_…``, ``que_…`` or, by 2.x, ``frm_…``."""
 TaskId = NewType("TaskId", str)
 ContextId = NewType("ContextId", str)
 Principal = NewType("Principal", str)

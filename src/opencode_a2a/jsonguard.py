@@ -22,6 +22,9 @@ from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
 
 MAX_DEPTH = 64
+SHOWN_DEPTH = 40
+"""How deep a value may be that a model chose. The SDK's decoder (protobuf) gives up beyond 100
+levels, of which it counts two for each of these: the whole task could not be read."""
 _LARGEST = 2**64 - 1
 _SMALLEST = -(2**63)
 _DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
@@ -32,6 +35,8 @@ _STRING_OR_BRACKET = re.compile(_STRINGS.pattern + rb"|[\[\]{}]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """Translation table that turns opening brackets into 1 and closing ones into -1 (as int8)."""
+TOO_DEEP = "(nested too deeply to be shown)"
+"""Stands for what is left out of a document, so that nobody takes the rest for all of it."""
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _SURROGATE = re.compile(rb"\\u[dD]([89a-fA-F])[0-9a-fA-F]{2}")
 
@@ -63,21 +68,21 @@ def whole_characters(body: bytes) -> bytes:
     return rb"\ufffd".join(body[a:b] for a, b in zip(begins, ends, strict=True))
 
 
-def _too_deep(body: bytes) -> bool:
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+def _too_deep(body: bytes, depth: int = MAX_DEPTH) -> bool:
+    if body.count(b"[") + body.count(b"{") <= depth:
         return False
     steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
-    return max(accumulate(memoryview(steps).cast("b"))) > MAX_DEPTH
+    return max(accumulate(memoryview(steps).cast("b"))) > depth
 
 
 def _shallow(body: bytes) -> bytes:
-    """Put null in place of everything that is nested too deeply in a document."""
+    """Put a text in place of everything that is nested too deeply in a document."""
     kept, depth, start = list[bytes](), 0, 0
     for found in _STRING_OR_BRACKET.finditer(body):
         if found[0] in b"[{":
             depth += 1
             if depth == MAX_DEPTH + 1:
-                kept += body[start : found.start()], b"null"
+                kept += body[start : found.start()], orjson.dumps(TOO_DEEP)
         elif found[0] in b"]}":
             if depth == MAX_DEPTH + 1:
                 start = found.end()
@@ -89,7 +94,7 @@ def loads(body: bytes) -> Any:
     """Return the value of a document of a trusted program; ValueError if it is not JSON.
 
     What other decoders accept and ours do not is mended: halves of characters are replaced, what is
-    nested too deeply is null, and a number beyond all bounds is infinite.
+    nested too deeply is ``TOO_DEEP``, and a number beyond all bounds is infinite.
     """
     try:
         return orjson.loads(body)
@@ -97,27 +102,32 @@ def loads(body: bytes) -> Any:
         return from_json(_shallow(whole_characters(body)))
 
 
-def storable(value: Any) -> Any:
+def storable(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Return a value as it can be encoded, also inside of another.
 
     An integer of more than 64 bits becomes a float, as in every decoder that knows only those, and
-    what is nested too deeply becomes null.
+    what is nested too deeply becomes ``TOO_DEEP``.
     """
     try:
         encoded = orjson.dumps(value)
     except TypeError:  # orjson says no more than that
         pass
     else:
-        if not _too_deep(encoded):
+        if not _too_deep(encoded, depth):
             return value
-    return _mended(value, MAX_DEPTH)
+    return _mended(value, depth)
+
+
+def showable(value: Any) -> Any:
+    """Return a value as every client can read it, also inside of a task."""
+    return storable(value, SHOWN_DEPTH)
 
 
 def _mended(value: Any, depth: int) -> Any:
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, dict | list | tuple) and not depth:
-        return None
+        return TOO_DEEP
     match value:
         case dict():
             known = cast("dict[str, Any]", value)

@@ -6,7 +6,7 @@ the task, for a restart. Values of data parts and metadata are kept exactly as t
 """
 
 import hmac
-import os
+import random
 import threading
 import time
 from dataclasses import dataclass, field
@@ -110,7 +110,7 @@ class Routing:
     """The number of agents that the request has passed through."""
 
 
-ANYWHERE = Routing()
+NO_ROUTING = Routing()
 """The routing of a message that does not say where or how to run."""
 
 
@@ -125,10 +125,10 @@ class MessageIds:
         """``key`` is kept in the database, so that all processes that use it have the same."""
         self._lock = threading.Lock()
         self._last = 0
-        self._key = key
+        self._keyed = hmac.new(key, b"prompt ", "sha256")
 
     def __call__(self) -> MessageId:
-        drawn = _characters(os.urandom(_HALF))
+        drawn = _characters(random.randbytes(_HALF))  # noqa: S311 - the mark is the secret
         with self._lock:
             self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
             made = f"msg_{self._last % 2**48:012x}{drawn}"
@@ -139,7 +139,10 @@ class MessageIds:
         return hmac.compare_digest(message_id[-_HALF:], self._mark(message_id[:-_HALF]))
 
     def _mark(self, made: str) -> str:
-        return _characters(hmac.digest(self._key, f"prompt {made}".encode(), "sha256")[:_HALF])
+        # Unlike ``hmac.digest``, this does not hand the interpreter to another thread.
+        keyed = self._keyed.copy()
+        keyed.update(made.encode())
+        return _characters(keyed.digest()[:_HALF])
 
 
 _HALF = 7
@@ -157,7 +160,7 @@ class TurnRequest:
     prompt: tuple[PromptPart, ...]
     user_message_id: MessageId
     """The id of the prompt in OpenCode: if OpenCode has it, the prompt was sent."""
-    routing: Routing = ANYWHERE
+    routing: Routing = NO_ROUTING
     rights: Rights = FULL
     """The rights of the turn: those that credential and caller both allow."""
     delivery: Delivery | None = None

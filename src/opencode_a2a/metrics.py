@@ -99,12 +99,12 @@ TAIL_QUERIES = _counter(
     "Queries for the logs of tasks that other replicas run, by cause.",
     ("cause",),
 )
-POST_SECONDS = _histogram(
+MAIL_SECONDS = _histogram(
     "a2a_post_seconds",
     "Seconds until another replica answered a forwarded call, by outcome.",
     ("outcome",),
 )
-POST_OLDEST = _gauge(
+MAIL_OLDEST = _gauge(
     "a2a_post_oldest_seconds",
     "Seconds that the oldest call forwarded to another replica has been waiting for its answer.",
 )

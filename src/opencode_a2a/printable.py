@@ -24,15 +24,34 @@ _HIDDEN = re.compile(
     "\u200b\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
     "\ud800-\udfff]"
 )
+_TWINS = (
+    "\u0391\u0392\u0395-\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u03b1"
+    "\u03b9\u03ba\u03bd\u03bf\u03c1\u03c5\u03f2\u03f3\u0405\u0406\u0408\u0410\u0412\u0415"
+    "\u041a\u041c-\u041e\u0420-\u0423\u0425\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0455"
+    "\u0456\u0458\u0474\u0475\u04ae\u04af\u04bb\u04c0\u04cf\u0501\u051b\u051d\u054d\u0555"
+    "\u0570\u0578\u057d\u0581\u0585\u0589\u13a0-\u13f5\ua4d0-\ua4ff"
+)
+"""Letters of Greek, Cyrillic, Armenian, Cherokee and Lisu that look like those of Latin."""
 _ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\xa0\xad"  # controls, blanks and the soft hyphen of Latin 1
+    r"(?P<lines>\n(?:[ \t]{0,39}\n){19,})"
+    r"|(?P<spaces>[ \t]{40,})"
+    # Marks above letters would cover the lines before them.
+    "|(?P<marks>[\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0e31"
+    "\u0e34-\u0e3a\u0e47-\u0e4e\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{5,})"
+    "|[\x00-\x08\x0b-\x1f\x7f-\xa0\xad"  # controls, blanks and the soft hyphen of Latin 1
     "\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f"
     "\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
-    "\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-    "|[ \t]{40,}"
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    # Like | ! g ` ; : - . / and letters of Latin
+    "\u01c0\u01c3\u0251\u0261\u037e\u05c3\u1fef\u2010\u2011\u2024\u2044\u212a\u2160-\u217f"
+    "\u2215\u2223\u2236\u29f8\ua4f8\ua789\ufe50-\ufe6b\U0001d400-\U0001d7ff]"
+    # Words of these letters alone, also in the name of a host, beside letters of Latin.
+    rf"|(?:(?<=[A-Za-z0-9])|(?<=[A-Za-z0-9][./:@_-])|(?<=//))[{_TWINS}]+(?![\u0370-\u058f])"
+    rf"|(?<![\u0370-\u058f])[{_TWINS}]+(?=[./:@_-]?[A-Za-z0-9])"
 )
-"""What is drawn elsewhere, not at all, or as a blank; ``web/console/odd.js`` has the same."""
+"""What is drawn elsewhere, not at all, as a blank, or like something else; ``web/console/odd.js``
+has the same."""
 
 
 def clean(text: str) -> str:
@@ -41,16 +60,22 @@ def clean(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Name the characters that nobody would see, and long runs of spaces.
+    """Name the characters that nobody would see, or take for others, and long runs of blanks.
 
     For text that a person is asked to approve: nothing is left out, and nothing moves.
     """
+    return _ODD.sub(_name, text)
 
-    def name(found: re.Match[str]) -> str:
-        run = found[0]
-        return f"⟨{len(run)} spaces⟩" if len(run) > 1 else f"⟨U+{ord(run):04X}⟩"
 
-    return _ODD.sub(name, text)
+def _name(found: re.Match[str]) -> str:
+    run = found[0]
+    match found.lastgroup:
+        case "lines":
+            return f"\n⟨{len(run.splitlines()) - 1} empty lines⟩\n"
+        case "spaces" | "marks" as kind:
+            return f"⟨{len(run)} {kind}⟩"
+        case _:
+            return "".join(f"⟨U+{ord(one):04X}⟩" for one in run)
 
 
 def visible_line(text: str) -> str:

@@ -48,6 +48,8 @@ _URL_QUERY = re.compile(r"([?&](?:\w*(?:password|token|secret|key)|sig)=)[^&#\s]
 _SCHEME = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACESTATE_LIMIT = 512
+_drawn = bytearray()
+"""Random bytes for the next ids."""
 
 
 # --- secrets ----------------------------------------------------------------------------------
@@ -127,11 +129,11 @@ def configure(
     to the audit file as well, which is returned; the caller closes it.
     """
     output = stream or sys.stderr
-    watched = output.isatty()
-    number = logging.getLevelNamesMapping()[level or ("INFO" if watched else "WARNING")]
-    render: Processor = Lines(everything=level is not None) if watched else _json
-    fit: list[Processor] = [_printable] if watched else []
-    STATUS.output = output if watched and os.environ.get("TERM") != "dumb" else None
+    terminal = output.isatty()
+    number = logging.getLevelNamesMapping()[level or ("INFO" if terminal else "WARNING")]
+    render: Processor = Lines(everything=level is not None) if terminal else _json
+    fit: list[Processor] = [_printable] if terminal else []
+    STATUS.output = output if terminal and os.environ.get("TERM") != "dumb" else None
 
     def instead(line: str) -> None:
         print(line, file=output, flush=True)
@@ -180,7 +182,7 @@ def configure(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *fit, render],
         )
     )
-    if watched and level is None:
+    if terminal and level is None:
         handler.setLevel(logging.WARNING)  # of libraries and subprocesses, only warnings
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -248,7 +250,20 @@ def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace
             if tracestate and not (len(tracestate) <= _TRACESTATE_LIMIT and tracestate.isascii()):
                 tracestate = None
             return Trace(trace_id, span_id, flags, tracestate)
-    return Trace(os.urandom(16).hex())
+    return Trace(draw_id(16))
+
+
+def draw_id(size: int) -> str:
+    """Return so many random bytes, which nobody can guess, in hexadecimal; only for the event loop.
+
+    ``os.urandom``, and with it ``uuid4``, hands the interpreter to another thread, such as the
+    writer of the database, and has to wait to get it back; so it is called for many ids at once.
+    """
+    if len(_drawn) < size:
+        _drawn.extend(os.urandom(4096))
+    drawn = _drawn[-size:].hex()
+    del _drawn[-size:]
+    return drawn
 
 
 def trace_headers() -> dict[str, str]:

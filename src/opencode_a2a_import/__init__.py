@@ -39,6 +39,13 @@ from opencode_a2a.events import (
     ToolChanged,
 )
 from opencode_a2a.ids import MAIN, ContextId, MessageId, Principal, SessionId, TaskId
+from opencode_a2a.log.log import new_row, status_change
+from opencode_a2a.log.state import (
+    Accepted,
+    LogEvent,
+    TaskRef,
+    TaskState,
+)
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
@@ -46,13 +53,6 @@ from opencode_a2a.store.authorship import Author, SourceChangedError, author_of,
 from opencode_a2a.store.database import Database, engine_of
 from opencode_a2a.store.engine import cause
 from opencode_a2a.store.schema import links, metadata, places, version
-from opencode_a2a.tasks.log import new_row, status_change
-from opencode_a2a.tasks.state import (
-    Accepted,
-    LogEvent,
-    TaskRef,
-    TaskState,
-)
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
 _OWNER_UNKNOWN = (None, "", "legacy_v03_no_user_info")

@@ -96,8 +96,10 @@ async def look(browser: Browser) -> AsyncGenerator[Look]:
             signed_in: bool = True,
             size: tuple[int, int] = DESKTOP,
             expected: tuple[str, ...] = (),
+            clock: bool = False,
             **options: Any,
         ) -> Page:
+            """``clock`` lets the test set the clock of the page forward instead of waiting."""
             context = await stack.enter_async_context(
                 await browser.new_context(
                     viewport={"width": size[0], "height": size[1]},
@@ -128,6 +130,8 @@ async def look(browser: Browser) -> AsyncGenerator[Look]:
             page.on("console", hear)
             page.on("pageerror", fail)
             page.on("request", watch)
+            if clock:
+                await page.clock.install()
             await page.goto(url)
             return page
 
@@ -135,12 +139,24 @@ async def look(browser: Browser) -> AsyncGenerator[Look]:
     assert wrong == []
 
 
-async def check(page: Page, where: str) -> None:
-    """Have axe look at a page that has it."""
-    # A card takes no clicks for a moment, and axe takes it for disabled.
-    await expect(page.locator("[inert]")).to_have_count(0)
-    found = await page.evaluate(
-        "axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map("
-        "(v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join(' | ')}`))"
-    )
-    assert found == [], where
+async def check(page: Page, where: str, *sizes: tuple[int, int]) -> None:
+    """Have axe look at a page in light and dark, on a phone and on a desktop unless told."""
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(AXE.read_text())
+    before = page.viewport_size
+    for width, height in sizes or (PHONE, DESKTOP):
+        await page.set_viewport_size({"width": width, "height": height})
+        await expect(page.get_by_role("main")).to_have_count(1)
+        # A card takes no clicks for a moment, and axe takes it for disabled.
+        await expect(page.locator("[inert]")).to_have_count(0)
+        for scheme, rules in (("light", None), ("dark", ["color-contrast"])):  # they differ in that
+            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type] # one of its literals
+            found = await page.evaluate(
+                "(rules) => axe.run({resultTypes: ['violations'], ...(rules && {runOnly: rules})})"
+                ".then(({violations}) => violations.map((v) =>"
+                " `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join(' | ')}`))",
+                rules,
+            )
+            assert found == [], f"{where} at {width} px, {scheme}"
+    if before is not None:
+        await page.set_viewport_size(before)

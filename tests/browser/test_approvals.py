@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
 from opencode_a2a.printable import visible
-from tests.browser.cases import CASES, Case
-from tests.browser.conftest import AXE, DESKTOP, PHONE, Look, check
+from tests.browser.cases import CASES, Case, asking
+from tests.browser.conftest import DESKTOP, PHONE, Look, check
 from tests.support.asking import AskingOpenCode
 from tests.support.service import Running, message, serving, settings_for
 
@@ -32,6 +33,16 @@ OUTSIDE = """(card) => {
   return [...out, ...hiding.map((one) => one.outerHTML)];
 }"""
 """The texts of a card that are drawn beside it or the screen, and its elements that hide a part."""
+ODD_TEXTS = (
+    *("\n" * 20, "a" + "\n" * 21 + "b", "\n \t" * 30 + "\n"),
+    *("o" + "\u0300" * 4, "o" + "\u0300\u0e47" * 3),
+    *(
+        "\u0440ayp\u0430l",
+        "https://\u0430\u0440\u0440\u04cf\u0435.com",
+        "src/\u0441\u043e\u0440.py",
+    ),
+    *("src/Файл.py", "\u041e\u0441\u0430, \u0430 я и она.", "x-\u0430-y", "\u03bf1", "1\u03bfπ"),
+)
 SEEN = """(card) => {
   const { top, bottom } = card.closest(".scroller, main").getBoundingClientRect();
   const boxes = [...card.querySelectorAll("h3, .end")].map((one) => one.getBoundingClientRect());
@@ -42,8 +53,7 @@ SEEN = """(card) => {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def opencode(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[AskingOpenCode]:
-    requests = {name: case.asked for name, case in CASES.items()}
-    made = AskingOpenCode(tmp_path_factory.mktemp("workspace"), requests)
+    made = asking(tmp_path_factory.mktemp("workspace"))
     async with made.running():
         yield made
 
@@ -90,6 +100,7 @@ async def test_what_is_allowed_was_on_the_screen(
 
 async def read_to_the_end(page: Page, card: Locator, case: Case) -> None:
     """Nothing can be allowed before the end was on the screen; then it can, without a click."""
+    await page.clock.install()
     await page.reload()
     allow = card.get_by_role("button", name="Allow once")
     await expect(allow).to_be_visible()
@@ -102,6 +113,7 @@ async def read_to_the_end(page: Page, card: Locator, case: Case) -> None:
         await expect(card.get_by_role("button", name="Deny…")).to_be_enabled()
         await page.keyboard.press("End")
         await expect(card.get_by_role("button", name="Show the rest")).to_be_hidden()
+    await page.clock.fast_forward(1000)  # in which no click counts
     await expect(allow).to_be_enabled()
     assert await page.evaluate("document.documentElement.scrollTop") == 0
 
@@ -121,6 +133,70 @@ async def grant(card: Locator, case: Case) -> None:
         await expect(broader).to_be_focused()
 
 
+async def test_the_name_of_a_sub_agent_does_not_speak_for_the_console(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+    title = "a”. OpenCode has checked this: harmless. “b\u202e"
+
+    told = await page.evaluate(
+        """async (title) => {
+          const { askCard } = await import("./console/ask.js");
+          const details = { permission: "bash", origin: { type: "sub-agent", title } };
+          const card = askCard({ type: "permission", request_id: "r", details });
+          return [...card.querySelectorAll(".note code")].map((one) => one.textContent);
+        }""",
+        title,
+    )
+
+    assert told == [visible(title)]
+
+
+@pytest.mark.requirement("I23")
+async def test_a_click_for_a_request_that_has_gone_does_not_allow_the_next(
+    look: Look, service: Running
+) -> None:
+    tasks = [await ask(service, "another directory and a long time") for _ in range(2)]
+    page = await look(f"{service.url}/console#/prompts")
+    await page.clock.install()  # however busy the machine is
+    await page.reload()
+    allow = page.get_by_role("button", name="Allow once")
+    await expect(allow).to_have_count(2)
+    await allow.first.scroll_into_view_if_needed()
+    await expect(page.locator(".ask [inert]")).to_have_count(0)
+    at = await middle(allow.first)
+    await page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=30))
+
+    await page.mouse.click(*at)
+    await expect(allow).to_have_count(1)
+    await expect(allow).to_be_enabled()
+    await page.clock.run_for(900)
+    await page.mouse.click(*at)  # an impatient person
+
+    place = await allow.bounding_box()
+    assert place is not None
+    assert place["y"] < at[1] < place["y"] + place["height"]  # where the first one stood
+    assert sorted([await state_of(service, task) for task in tasks]) == [
+        "TASK_STATE_COMPLETED",
+        "TASK_STATE_INPUT_REQUIRED",
+    ]
+    await page.clock.resume()
+    await allow.click()
+    await expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
+    assert {await state_of(service, task) for task in tasks} == {"TASK_STATE_COMPLETED"}
+
+
+async def middle(button: Locator) -> tuple[float, float]:
+    place = await button.bounding_box()
+    assert place is not None
+    return place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+
+
+async def state_of(service: Running, task: Any) -> str:
+    answer = await service.http.get(f"/tasks/{task['id']}", headers={"A2A-Version": "1.0"})
+    return answer.raise_for_status().json()["status"]["state"]
+
+
 async def test_the_rule_for_what_nobody_sees_is_that_of_the_terminal(
     look: Look, service: Running
 ) -> None:
@@ -135,7 +211,13 @@ async def test_the_rule_for_what_nobody_sees_is_that_of_the_terminal(
     )
 
     assert named == [point for point in range(0x110000) if visible(chr(point)) != chr(point)]
-    for text in ("a" + " " * 39, "a" + " " * 40, "\t" * 41 + "b", "\U000e0041 ⟨U+202E⟩"):
+    for text in (
+        "a" + " " * 39,
+        "a" + " " * 40,
+        "\t" * 41 + "b",
+        "\U000e0041 ⟨U+202E⟩",
+        *ODD_TEXTS,
+    ):
         script = f"import('./console/odd.js').then(({{ visible }}) => visible({json.dumps(text)}))"
         assert await page.evaluate(script) == visible(text)
 
@@ -148,7 +230,8 @@ async def test_markdown_becomes_nodes_and_nothing_else(look: Look, service: Runn
         ),
         "&#x202e; &#8203; &amp;#x202e; &lt;": "<p>⟨U+202E⟩ ⟨U+200B⟩ &amp;#x202e; &lt;</p>",
         "[a][b]\n\n[b]: https://x.example 'c'": (
-            '<p><a href="https://x.example" target="_blank" rel="noopener noreferrer">a</a></p>'
+            '<p><a href="https://x.example" target="_blank" rel="noopener noreferrer"'
+            ' data-to="https://x.example">a</a> “c”</p>'
             "<p class=\"raw\">[b]: https://x.example 'c'</p>"
         ),
         "# one\n\nTwo\n---": "<h3>one</h3><h4>Two</h4>",
@@ -158,7 +241,7 @@ async def test_markdown_becomes_nodes_and_nothing_else(look: Look, service: Runn
         "> q\n> r\n\n***": "<blockquote><p>q\nr</p></blockquote><hr>",
         "<b>x</b> ![i](https://x.example/i.png)": (
             '<p>&lt;b&gt;x&lt;/b&gt; <a href="https://x.example/i.png" target="_blank"'
-            ' rel="noopener noreferrer">i</a></p>'
+            ' rel="noopener noreferrer" data-to="https://x.example/i.png">i</a></p>'
         ),
         "[a](javascript:1) [b](data:x)": "<p>a (javascript:1) b (data:x)</p>",
         "<script>\nx\n</script>": '<p class="raw">&lt;script&gt;\nx\n&lt;/script&gt;</p>',
@@ -184,20 +267,16 @@ async def test_markdown_becomes_nodes_and_nothing_else(look: Look, service: Runn
     assert code == [["a", 0], ["pyCopyx = 1", 3], ["b", 20]]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_where_requests_wait(
-    look: Look, service: Running, scheme: str
-) -> None:
+async def test_axe_finds_nothing_where_requests_wait(look: Look, service: Running) -> None:
     names = ("right to left", "shells among the grants", "sub-agent", "comments of SQL")
     tasks = [await ask(service, name) for name in (*names, names[0])]
-    page = await look(f"{service.url}/console#/prompts", color_scheme=scheme)
+    page = await look(f"{service.url}/console#/prompts")
     await expect(page.locator(".ask")).to_have_count(len(tasks))
     for task, name in zip(tasks, names, strict=False):
         card = page.get_by_role("region", name=name)
         await expect(card.first.get_by_role("link", name=name)).to_be_visible()
         assert await page.locator(f"main a[href='#/task/{task['id']}']").count() == 1
 
-    await page.evaluate(AXE.read_text())
     await check(page, "what waits")
     wide = page.get_by_role("region", name=names[1])
     await wide.scroll_into_view_if_needed()

@@ -1,5 +1,6 @@
 """The console in a real browser, before a real OpenCode with the scripted model."""
 
+import asyncio
 import base64
 import json
 import re
@@ -11,7 +12,8 @@ import httpx2
 import pytest
 from playwright.async_api import Page, Route, expect
 
-from tests.browser.conftest import AXE, DESKTOP, PHONE, Look, check
+from tests.browser.conftest import DESKTOP, PHONE, Look, check
+from tests.browser.test_approvals import OUTSIDE
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.copies import add_copies
@@ -36,6 +38,9 @@ SHOW_THE_REST = """() => {
   document.querySelector(".ask .unread button")?.click();
 }"""
 """Goes to the beginning of a request, if the page followed the conversation to its end, and on."""
+ROWS = ["|", " step |" * 14, "\n|", "---|" * 14, "\n|", " and so on |" * 13, " rm -rf |\n\n"]
+PLAN = "Fetch [the installer](https://evil.example/x.sh 'run it twice').\n\n" + "".join(ROWS)
+"""A part of a plan whose end is far to the right."""
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -238,7 +243,7 @@ async def test_a_request_shows_what_opencode_will_do(
     look: Look, service: Running, stage: Backstage
 ) -> None:
     """The forms in which a real OpenCode asks; ``test_approvals`` has many more."""
-    page = await look(f"{service.url}/console")
+    page = await look(f"{service.url}/console", clock=True)
     (stage.workspace / "odd.sql").write_text("-- a;\nb\n")
     fetch = {
         "url": "http://127.0.0.1:9/?key=SECRET",
@@ -265,6 +270,7 @@ async def test_a_request_shows_what_opencode_will_do(
         await expect(card).to_be_visible()
         found = await card.inner_text()
         assert [one for one in texts if one not in found] == []
+        await page.clock.fast_forward(1000)  # in which no click counts
         await card.get_by_role("button", name="Allow once").click()
 
     await ended(page)
@@ -294,7 +300,7 @@ async def test_a_wider_yes_holds_until_it_is_revoked(look: Look, service: Runnin
         for word in ("one", "two")
     ]
     await new_task(page)
-    await page.get_by_text("Options").click()
+    await page.get_by_text("Options", exact=True).click()
     await page.get_by_label("Agent", exact=True).select_option("build")
     await page.get_by_label("What should the agent do?").fill(f"twice {script(*calls, [DONE])}")
     await page.get_by_role("button", name="Start").click()
@@ -307,7 +313,6 @@ async def test_a_wider_yes_holds_until_it_is_revoked(look: Look, service: Runnin
     await page.get_by_role("link", name="Allowed").click()
     grant = page.locator(".grant", has_text="twice")
     await expect(grant.locator("code")).to_have_text("echo *")
-    await page.evaluate(AXE.read_text())
     await check(page, "what is allowed")
     await grant.get_by_role("button", name="Revoke bash echo *").click()
     await expect(page.get_by_text("You have allowed nothing beyond")).to_be_visible()
@@ -387,13 +392,80 @@ async def test_a_conversation_is_one_page_and_what_is_said_reaches_the_agent_at_
     await expect(page.locator(".turn")).to_have_count(2)
 
 
+async def test_a_message_is_sent_once_and_none_is_lost(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console", expected=("ERR_FAILED",))
+    begun = list[str]()
+    lost = False
+
+    async def slow(route: Route) -> None:
+        sent: Any = route.request.post_data_json
+        begun.append(sent["message"]["messageId"])
+        answer = await route.fetch()
+        await gate.wait()
+        if lost:
+            await route.abort()
+        else:
+            await route.fulfill(response=answer)
+
+    await page.route("**/message:send", slow)
+    gate = asyncio.Event()
+    await new_task(page)
+    await page.get_by_label("What should the agent do?").fill(f"once {script({'say': 'one'})}")
+    for _ in range(3):
+        await page.keyboard.press("Control+Enter")
+    gate.set()
+    await ended(page)
+    assert len(begun) == 1
+
+    # Enter twice is one message; what is written meanwhile is the next.
+    gate.clear()
+    composer = page.locator(".composer textarea")
+    await composer.fill(script({"say": "two"}))
+    for _ in range(2):
+        await page.keyboard.press("Enter")
+    await page.keyboard.insert_text("and next")
+    gate.set()
+    await expect(page.locator(".turn")).to_have_count(2)
+    await ended(page)
+    await expect(composer).to_have_value("and next")
+    assert len(begun) == 2
+
+    # Whoever looks at something else finds it again; whoever signs out leaves nothing.
+    await page.get_by_role("link", name="About").click()
+    await expect(page.get_by_role("heading", name="For programs")).to_be_visible()
+    await page.go_back()
+    await expect(composer).to_have_value("and next")
+    here = page.url
+    await page.get_by_role("button", name="Sign out").click()
+    await page.get_by_label("Token").fill(TOKEN)
+    await page.get_by_role("button", name="Sign in").click()
+    assert page.url == here
+    await expect(page.locator(".turn")).to_have_count(2)
+    await expect(composer).to_have_value("")
+
+    # The answer is lost on the way: the text is there again, and sent again it is the same message.
+    lost = True
+    await composer.fill(script({"say": "three"}))
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".composer [role=alert]")).to_contain_text("cannot be reached")
+    lost = False
+    await expect(composer).to_have_value(re.compile("three"))
+    await composer.press("Enter")
+    await expect(composer).to_have_value("")
+    assert begun[2] == begun[3]
+    await expect(page.get_by_text("three", exact=True)).to_be_visible()
+    await expect(page.locator(".turn")).to_have_count(3)
+
+
 async def test_files_are_attached_pasted_and_dropped(look: Look, service: Running) -> None:
     page = await look(f"{service.url}/console#/new")
     await page.get_by_label("Files to attach").set_input_files(
         [{"name": "pixel.png", "mimeType": "image/png", "buffer": PIXEL}]
     )
     for kind, field in (("paste", "clipboardData"), ("drop", "dataTransfer")):
-        await page.get_by_label("What should the agent do?").evaluate(
+        # Pasted where one writes, and dropped anywhere.
+        place = page.get_by_label("What should the agent do?" if kind == "paste" else "Views")
+        await place.evaluate(
             f"""(box) => {{
               const files = new DataTransfer();
               files.items.add(new File(["text"], "{kind}.txt", {{type: "text/plain"}}));
@@ -417,12 +489,45 @@ async def test_files_are_attached_pasted_and_dropped(look: Look, service: Runnin
     await expect(page.locator(".person img")).to_have_js_property("naturalWidth", 1)
 
 
+async def test_photos_are_made_small_and_what_is_too_large_is_said(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console#/new", expected=("413",))
+    photo = await page.evaluate(
+        """async () => {
+          const canvas = document.createElement("canvas");
+          [canvas.width, canvas.height] = [3000, 1500];
+          const pen = canvas.getContext("2d"), noise = pen.createImageData(1200, 600);
+          for (let i = 0; i < noise.data.length; i += 1000)
+            crypto.getRandomValues(noise.data.subarray(i, i + 1000));
+          pen.putImageData(noise, 0, 0);
+          return canvas.toDataURL("image/png").split(",")[1];
+        }"""
+    )
+    attached = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+    picker = page.get_by_label("Files to attach")
+    await picker.set_input_files(
+        [{"name": "photo.png", "mimeType": "image/png", "buffer": base64.b64decode(photo)}]
+    )
+    await expect(attached).to_contain_text("photo.jpg")
+    await expect(attached.locator("img")).to_have_js_property("naturalWidth", 2000)
+    await page.get_by_role("button", name="Remove photo.jpg").click()
+
+    await picker.set_input_files(
+        [{"name": "big.bin", "mimeType": "application/zip", "buffer": b"x" * 2_000_000}]
+    )
+    await page.get_by_label("What should the agent do?").fill("read it")
+    await page.get_by_role("button", name="Start").click()
+    await expect(page.get_by_role("alert")).to_contain_text("too large for one message")
+    await expect(attached).to_contain_text("big.bin")
+
+
 async def test_a_task_is_planned_first_within_a_profile_and_stopped_for_another(
     look: Look, service: Running, stage: Backstage
 ) -> None:
     page = await look(f"{service.url}/console")
     await new_task(page)
-    await page.get_by_text("Options").click()
+    await page.get_by_text("Options", exact=True).click()
     await page.get_by_label("What the agent may do").select_option("read-only")
     steps = ([writing("forbidden.md")], [{"say": "heard"}])
     await page.get_by_label("What should the agent do?").fill(f"read {script(*steps)}")
@@ -494,7 +599,7 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         plan = script(
             {"say": "at first &#x202e;this\n\n[it]: https://evil.example 'and\u200b that'"},
             {"tool": "read", "input": {"filePath": "hello.txt"}},
-            {"say": "the plan\n\n" + "a line\n\n" * 60 + "its end"},
+            {"say": "the plan\n\n" + PLAN + "a line\n\n" * 60 + "its end"},
         )
         planned = await caller.begin(f"a plan {plan}", metadata={"opencode": {"plan": True}})
         refused = await caller.begin(f"a sign-in {script({'error': 401})}")
@@ -509,12 +614,7 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         await expect(page.get_by_role("heading", name="Ended (the newest 5")).to_be_visible()
         await expect(page).to_have_title("(3) OpenCode A2A")
         await expect(page.locator("main .ask")).to_have_count(3)
-        await page.evaluate(AXE.read_text())
-        for dark, size in ((False, DESKTOP), (True, PHONE)):
-            await page.emulate_media(color_scheme="dark" if dark else "light")
-            await page.set_viewport_size({"width": size[0], "height": size[1]})
-            await check(page, f"what waits, on {size}")
-        await page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
+        await check(page, "what waits")
 
         # The search is not for what is loaded alone.
         await page.get_by_label("Search the tasks").fill("Flaky OLD")
@@ -532,6 +632,14 @@ async def test_what_waits_stands_first_whatever_came_after_it(
             await expect(shown).to_contain_text("at first ⟨U+202E⟩this")
             await expect(shown).to_contain_text("[it]: https://evil.example 'and⟨U+200B⟩ that'")
             await expect(shown).to_contain_text("its end")
+            await expect(shown).to_contain_text("the installer “run it twice”")
+            beside = "(one) => getComputedStyle(one, '::after').content"
+            leads = shown.get_by_role("link", name="the installer")
+            await expect(leads).to_have_attribute("data-to", "https://evil.example/x.sh")
+            assert await leads.evaluate(beside) != "none"
+            await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+            assert await shown.evaluate(OUTSIDE) == []
+            await page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
         go = page.get_by_role("button", name="Go", exact=True)
         await expect(go).to_be_disabled()
         await page.get_by_role("button", name="Show the rest").click()
@@ -548,6 +656,107 @@ async def test_what_waits_stands_first_whatever_came_after_it(
         await card.get_by_role("button", name="Try again").click()
         await ended(page)
         await expect(page.get_by_role("heading", name="Waits for you (1)")).to_be_visible()
+
+
+async def test_code_is_coloured_copied_and_stays_what_it_is(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console", permissions=["clipboard-read", "clipboard-write"])
+    python = 'def f(x):\n    # "why"\n    return "a # b" + str(10.5)'
+    fence = "```"
+    await start(page, f"code {script({'say': f'{fence}python{chr(10)}{python}{chr(10)}{fence}'})}")
+    await ended(page)
+
+    block = page.locator(".code")
+    await expect(block.locator(".key")).to_have_text(["def", "return"])
+    await expect(block.locator(".comment")).to_have_text('# "why"')
+    await expect(block.locator(".text")).to_have_text('"a # b"')
+    await expect(block.locator(".number")).to_have_text("10.5")
+    await block.get_by_role("button", name="Copy").click()
+    await expect(block.get_by_role("button", name="Copied")).to_be_visible()
+    assert await page.evaluate("navigator.clipboard.readText()") == python
+
+    # Whatever is written, no character changes, and nothing takes long.
+    hostile = [
+        one * (30_000 // len(one))
+        for one in ('"', "/*", "\\", "`\\", '"\\', "'\\", '"""', "<!--", "1.", "'a", "`a", "x #")
+    ]
+    wrong = await page.evaluate(
+        """async (texts) => {
+          const { coloured } = await import("./console/colour.js");
+          const wrong = [];
+          for (const lang of ["py", "js", "html", "sql", "json", "diff", "x", undefined])
+            for (const text of texts) {
+              const begun = performance.now();
+              const all = coloured(text, lang);
+              const same = all.map((one) => one.textContent ?? one).join("").replace(/\\n$/, "");
+              if (same !== text || performance.now() - begun > 2000) wrong.push([lang, text[0]]);
+            }
+          return wrong;
+        }""",
+        hostile,
+    )
+    assert wrong == []
+
+
+async def test_about_says_who_you_are_and_what_you_use(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console#/about")
+    main = page.locator("main")
+    for heading in ("You", "Service", "OpenCode", "This browser", "For programs"):
+        await expect(main.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+    text = await main.inner_text()
+    assert re.search(r"Signed in as\s+bearer:", text)
+    assert re.search(r"Ready for work\s+yes", text)
+    assert re.search(r"Model\s+demo/demo", text)
+    assert not re.search(r"null|undefined|NaN|_", text)
+    await main.get_by_text("What /health says").click()
+    await expect(main.locator("pre")).to_contain_text('"protocol_versions"')
+
+
+async def test_a_page_of_what_waits_approves_nothing_that_it_does_not_show(
+    look: Look, service: Running
+) -> None:
+    caller = Caller(service)
+    plan = f"first {script({'say': 'the first plan'})}"
+    task = await caller.begin(plan, metadata={"opencode": {"plan": True}})
+    refused = await caller.send(f"refused {script({'error': 401})}")
+    refusals = ("400", "404", "409", "ERR_FAILED")
+    page = await look(f"{service.url}/console#/prompts", expected=refusals, clock=True)
+    card = page.get_by_role("region", name="Carry out this plan?")
+    await expect(card).to_contain_text("the first plan")
+    await expect(card.get_by_role("button", name="Go")).to_be_enabled()
+
+    # Another plan takes the place of the first while the page hears nothing.
+    await page.route("**/tasks?*", lambda route: route.abort())
+    await caller.send(f"another {script({'say': 'the second plan'})}", task=task.id)
+    await card.get_by_role("button", name="Go").click()
+    await expect(card.get_by_role("alert")).not_to_be_empty()
+    assert (await caller.get(task.id)).state == "input_required"
+
+    # Nor does another try count for a sign-in that it does not show.
+    again = page.get_by_role("region", name="The model provider refused the key")
+    await caller.send(script({"error": 401}), task=refused.id)
+    await again.get_by_role("button", name="Try again").click()
+    await expect(again.get_by_role("alert")).to_contain_text("settled before")
+    assert (await caller.get(refused.id)).history[1:] == [script({"error": 401})]
+    await caller.cancel(refused.id)
+
+    # What is over leaves the page, what is new comes, and the rest stays as it is.
+    await page.unroute("**/tasks?*")
+    await page.clock.fast_forward(2000)
+    await expect(card).to_contain_text("the second plan")
+    await expect(card).to_have_count(1)
+    asking = f"asking {script(writing('asked.md'), DONE)}"
+    other = await caller.begin(asking)
+    permission = page.get_by_role("region", name="May OpenCode change a file?")
+    await page.clock.fast_forward(2000)
+    await permission.get_by_role("button", name="Deny…").click()
+    await page.get_by_label("Why not, for the agent").fill("not yet")
+    await caller.cancel(task.id)
+    await page.clock.fast_forward(2000)
+    await expect(card).to_have_count(0)
+    await expect(page.get_by_label("Why not, for the agent")).to_have_value("not yet")
+    await caller.cancel(other.id)
+    await page.clock.fast_forward(2000)
+    await expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
 
 
 async def test_the_plan_is_a_checklist(look: Look, service: Running) -> None:
@@ -586,13 +795,42 @@ async def test_what_waits_and_sessions_have_pages_of_their_own(
     await page.get_by_role("button", name="Fork").click()
     await expect(page.get_by_role("heading", name="A better name (fork #1)")).to_be_visible()
     assert page.url != before
-    await page.go_back()
+    # The fork is a conversation, with what was said so far and a place to go on.
+    await expect(page.locator(".scroller .person")).to_contain_text("paged")
+    await expect(page.get_by_label("Continue this conversation")).to_be_focused()
+    await page.keyboard.insert_text(script({"say": "on another way"}))
+    await page.keyboard.press("Enter")
+    await ended(page)
+    await expect(page.locator(".scroller .person").first).to_contain_text("paged")
+    await expect(page.get_by_text("on another way", exact=True)).to_be_visible()
+    assert task_of(page) not in ("", task)
+    forked = page.get_by_role("link", name="Session", exact=True)
+    assert await forked.get_attribute("href") != before.partition("/console")[2]
+    await page.goto(before)
     await expect(page.get_by_role("heading", name="A better name", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Delete…").click()
     await page.get_by_role("button", name="Delete", exact=True).click()
     await expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
     await expect(page.get_by_role("link", name="A better name (fork #1)")).to_have_count(1)
     await expect(page.get_by_role("link", name="A better name")).to_have_count(1)
+
+
+@pytest.mark.opencode2_only
+async def test_an_opencode_without_plans_and_todo_lists_is_not_asked_for_them(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+    await expect(page.get_by_role("button", name="Start")).to_be_visible()
+    await expect(page.get_by_role("button", name="Plan first")).to_be_hidden()
+    await page.get_by_text("Options", exact=True).click()
+    await expect(page.get_by_label("Agent", exact=True)).to_be_visible()
+    await expect(page.get_by_label("What the agent may do")).to_be_hidden()
+
+    await start(page, f"other {script(DONE)}")
+    await ended(page)
+    await page.get_by_role("link", name="Session", exact=True).click()
+
+    await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
 
 
 async def test_a_session_begun_elsewhere_is_continued(
@@ -701,15 +939,16 @@ async def test_a_lost_service_is_reported_and_the_stream_resumes(
     settings = settings_for(stage, tmp_path)
     async with AsyncExitStack() as before:
         service = await before.enter_async_context(serving(settings, port=port))
-        page = await look(
-            f"{service.url}/console", expected=("ERR_CONNECTION", "503", "ERR_INCOMPLETE")
-        )
+        lost = ("ERR_CONNECTION", "503", "ERR_INCOMPLETE")
+        page = await look(f"{service.url}/console", expected=lost, clock=True)
         await start(page, f"lost {script({'say': 'one '}, {'gate': 'lost'}, {'say': 'two'})}")
         await expect(page.locator(".log > .prose")).to_have_text("one")
 
+    await page.clock.fast_forward(3000)
     await expect(page.get_by_text("The connection is lost. Trying again…")).to_be_visible()
     async with serving(settings, port=port):
         await stage.open("lost")
+        await page.clock.fast_forward(8000)
         await ended(page)
         await expect(page.locator(".log > .prose")).to_have_text("one two")
         await expect(page.get_by_text("The connection is lost. Trying again…")).to_be_hidden()
@@ -772,23 +1011,32 @@ async def test_a_phone_shows_the_list_or_one_task(look: Look, service: Running, 
     assert small == 0
 
 
-async def check_sizes(page: Page, where: str) -> None:
-    """Have axe look at a page as it is on a phone, and on a desktop."""
-    for width, height in (PHONE, DESKTOP):
-        await page.set_viewport_size({"width": width, "height": height})
-        await expect(page.get_by_role("main")).to_have_count(1)
-        await check(page, f"{where} at {width} px")
+async def test_a_request_that_just_fits_is_read_from_its_beginning(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console", size=PHONE)
+    long = "".join(f"line {number}\n" for number in range(40))
+    await start(page, f"fits {script({'say': long}, writing('fits.md'), DONE)}")
+    await expect(page.locator(".ask")).to_be_visible()
+    room = await page.evaluate(
+        "document.querySelector('.ask').offsetHeight"
+        " - document.querySelector('.scroller').clientHeight"
+    )
+    await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1] + room + 10})
+    await page.reload()
+
+    await expect(page.locator(".ask h3")).to_be_in_viewport(ratio=1)
+    await page.get_by_role("button", name="Allow once").click()
+    await ended(page)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> None:
-    page = await look(f"{service.url}/console", signed_in=False, color_scheme=scheme)
-    await page.evaluate(AXE.read_text())
-    await check_sizes(page, "sign-in")
+async def test_axe_finds_nothing(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console", signed_in=False, expected=("404",))
+    await check(page, "sign-in")
     await page.get_by_label("Token").fill(TOKEN)
     await page.get_by_role("button", name="Sign in").click()
     await expect(page.locator(".welcome")).to_be_visible()
-    await check_sizes(page, "list")
+    await check(page, "list")
     table = "# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\ncode\n```\n\n> quote [x](https://x.example)"
     question = {
         "question": "Which?",
@@ -796,33 +1044,47 @@ async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> N
         "options": [{"label": "A", "description": "a"}],
     }
     ask = {"tool": "question", "input": {"questions": [question]}}
-    actions = ({"think": "hm"}, writing(f"{scheme}.md"), {"say": table}, ask, DONE)
+    actions = ({"think": "hm"}, writing("axe.md"), {"say": table}, ask, DONE)
     await start(page, f"axe {script(*actions)}")
     await expect(page.get_by_role("button", name="Allow once")).to_be_enabled()
     await page.get_by_role("button", name="Deny…").click()
-    await check_sizes(page, "permission")
+    await check(page, "permission")
     await page.get_by_role("button", name="Allow once").click()
     await expect(page.get_by_role("button", name="Answer")).to_be_visible()
-    await check_sizes(page, "question")
+    await check(page, "question")
     await page.get_by_role("radio").first.check()
     await page.get_by_role("button", name="Answer").click()
     await ended(page)
     await unfold(page)
-    await check_sizes(page, "ended")
+    await check(page, "ended")
     await page.get_by_role("link", name="Session", exact=True).click()
     await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
-    await check_sizes(page, "session")
+    await check(page, "session")
+    await page.get_by_role("button", name="Delete…").click()
+    await check(page, "question before a session is deleted")
+    await page.get_by_role("button", name="Keep").click()
+    await page.get_by_role("button", name="Fork").click()
+    await expect(page.get_by_label("Continue this conversation")).to_be_focused()
+    await check(page, "fork")
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("?")
+    await check(page, "keys")
+    await page.keyboard.press("Escape")
+    for address in ("nothing", "task/nothing"):
+        await page.goto(f"{service.url}/console#/{address}")
+        await expect(page.get_by_role("main")).to_contain_text(re.compile("no page|no such task"))
+        await check(page, address)
     for link, heading in (
         ("New task", "New task"),
         ("Waiting", "What waits for you"),
         ("Allowed", "What you have allowed"),
         ("Sessions", "Sessions"),
         ("About", "About"),
-        ("Methods", "Methods"),
+        ("Methods and paths of this service", "Methods"),
     ):
         await page.get_by_role("link", name=link, exact=True).click()
         await expect(page.get_by_role("heading", name=heading).first).to_be_visible()
-        await check_sizes(page, link)
+        await check(page, link)
         assert "[object Object]" not in await page.locator("main").inner_text()
 
 
@@ -832,6 +1094,13 @@ async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> N
 async def test_a_task_of_another_client_appears_in_the_list(look: Look, service: Running) -> None:
     page = await look(f"{service.url}/console")
     await expect(page.locator(".welcome")).to_be_visible()
+    await expect(page.locator("a.row").first).to_be_visible()
+
+    # One that waits when it is seen for the first time is told like one that begins to wait.
+    caller = Caller(service)
+    waiting = await caller.send(f"one that waits {script(writing('told.md'), DONE)}")
+    await expect(page.locator("p.sr")).to_have_text(re.compile("^one that waits .* waits for you$"))
+    await caller.cancel(waiting.id)
 
     params = message(f"from elsewhere {script(DONE)}")
     sent = await service.http.post("/message:send", json=params, headers={"A2A-Version": "1.0"})

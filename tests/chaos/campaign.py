@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.clients import Client
-from tests.chaos.cluster import REPLICAS, Cluster
+from tests.chaos.cluster import LEASE_SECONDS, REPLICAS, Cluster
 from tests.chaos.history import (
     CHECKER,
     MOST_SLOWNESS,
@@ -31,6 +31,8 @@ REPLAYED = 400
 """Number of logs that are read from every replica at the end; the others are read from one."""
 SHOWN_LINES = 120
 """Records shown of one task in a report; the file that `make chaos` writes has all of them."""
+LONG_WORDS = 250
+"""Words of a text that is written while all replicas are restarted."""
 CONNECTIONS = 6
 """Connections of a busy replica to the database."""
 
@@ -72,6 +74,29 @@ async def campaign(
     return history
 
 
+async def restarts(seed: int, streams: int) -> History:
+    """Restart one replica after the other, and kill one, while texts are written."""
+    rng, history = Random(seed), History(seed)  # noqa: S311 - a game
+    with tempfile.TemporaryDirectory(prefix="opencode-a2a-chaos-") as place:
+        cluster = Cluster(history, Path(place))
+        async with cluster.running(rng):
+            callers = [
+                Client(number, cluster, Random(rng.random()))  # noqa: S311 - a game
+                for number in range(1, streams + 1)
+            ]
+            async with asyncio.TaskGroup() as group:
+                for caller in callers:
+                    group.create_task(caller.stream_long(LONG_WORDS))
+                await asyncio.sleep(3)
+                for replica in cluster.replicas:
+                    await cluster.cause("term", replica)
+                    await cluster.all_up()
+                await asyncio.sleep(2 * LEASE_SECONDS)
+                await cluster.cause("kill", cluster.replicas[0])
+            await asyncio.to_thread(cluster.collect)
+    return history
+
+
 async def _replay(cluster: Cluster, client: Client) -> None:
     """Read the stored logs, some from every replica and the others from one."""
     history = cluster.history
@@ -87,15 +112,18 @@ def report(history: History, found: list[Violation]) -> str:
     faults = Counter(fault.kind for fault in history.faults)
     states = Counter(task.state for task in history.tasks)
     again = sum(one.again for one in history.prompted)
-    stood = [one.seconds for one in take_overs(history) if one.seconds is not None]
+    stood = {
+        kind: [one.seconds for one in take_overs(history) if one.fault.kind == kind]
+        for kind in ("kill", "term")
+    }
     lines = [
         f"seed {history.seed}: {len(history.tasks)} tasks ({_counted(states)}), "
         f"{len(history.told)} events, {len(history.reads)} reads, {again} prompts repeated",
         f"faults: {_counted(faults)}; {len(history.registered)} starts of replicas, "
         f"{len(history.owned)} changes of an OpenCode's owner",
-        f"{len(stood)} tasks stood still when a replica ended, for {_longest(stood)}; the machine "
-        f"was {history.slowness(0, math.inf):.1f} times slower than an idle one (limits grow by at "
-        f"most {MOST_SLOWNESS:.0f})",
+        *(f"tasks stood still after {kind}: {_longest(times)}" for kind, times in stood.items()),
+        f"the machine was {history.slowness(0, math.inf):.1f} times slower than an idle one "
+        f"(limits grow by at most {MOST_SLOWNESS:.0f})",
         f"{len(found)} violations",
     ]
     lines += [f"VIOLATION of {one.rule!r}: {one.text} [{one.task}]" for one in found]
@@ -107,8 +135,11 @@ def report(history: History, found: list[Violation]) -> str:
 
 
 def _longest(seconds: list[float]) -> str:
-    ranked = sorted(seconds) or [0.0]
-    return f"{ranked[len(ranked) // 2]:.1f} s at the median and {ranked[-1]:.1f} s at most"
+    ranked = sorted(seconds)
+    if not ranked:
+        return "none"
+    median, most = ranked[len(ranked) // 2], ranked[-1]
+    return f"{len(ranked)}, for {median:.1f} s at the median and {most:.1f} s at most"
 
 
 def histories(history: History, tasks: list[str], last: int = 0) -> Iterator[str]:

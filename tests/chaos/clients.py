@@ -106,6 +106,12 @@ class Client:
         await self._follow(asked)
         await self._read_again(asked)
 
+    async def stream_long(self, words: int) -> None:
+        """Follow a task that writes one long text."""
+        asked = self._new(words)
+        await self._follow(asked)
+        await self._read_again(asked)
+
     async def _poll(self) -> None:
         """Send without waiting, and get the task from random replicas until it has ended."""
         asked = self._new(asks=self.rng.random() < 0.2)

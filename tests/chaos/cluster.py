@@ -272,6 +272,7 @@ class Cluster:
                 if number == 1 and self._earlier is not None:
                     sources = await asyncio.to_thread(self._checked_out, self._earlier)
                     program = Program({**variables, "PYTHONPATH": str(sources)})
+                    self.history.earlier = name
                 else:
                     program = ForkedProgram(variables)
                     program.prepare = clock.prepare
@@ -400,6 +401,10 @@ class Cluster:
         finally:
             self._busy.discard(name)
         self.history.faults.append(Fault(began, time.time(), kind, name))
+
+    async def cause(self, kind: str, replica: Replica) -> None:
+        """Cause one fault, and wait until it is over."""
+        await self._do(kind, replica.name, replica, 0.0, Cut.BEFORE)
 
     async def _do_to_database(self, kind: str, lasting: float) -> None:
         await asyncio.to_thread(self.server.kill)

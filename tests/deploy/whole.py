@@ -1,6 +1,6 @@
 """The files in deploy/, given to the programs that will read them: make deploy-test.
 
-Needs systemd-analyze, kubectl or kustomize, and docker compose. Nothing is started.
+Needs systemd-analyze, kubectl or kustomize, docker compose, and promtool. Nothing is started.
 """
 
 import json
@@ -13,7 +13,15 @@ import pytest
 import yaml
 
 from opencode_a2a.config import VARIABLES
-from tests.unit.test_deploy import COMPOSE, DEPLOY, KUBERNETES, TOPOLOGIES, by_kubernetes, rendered
+from tests.unit.test_deploy import (
+    COMPOSE,
+    DEPLOY,
+    KUBERNETES,
+    MONITORING,
+    TOPOLOGIES,
+    by_kubernetes,
+    rendered,
+)
 
 UNITS = ("opencode-a2a.service", "opencode.service")
 EXPOSURE = 25
@@ -110,3 +118,20 @@ def test_compose_accepts_its_files_and_says_what_is_missing(tmp_path: Path) -> N
         assert services[name]["environment"]["A2A_BEARER_TOKEN"] == "x" * 32
         assert "OPENCODE_SERVER_PASSWORD" not in services[name]["environment"]
     assert compose(tmp_path, "wrong.yaml", **workspace)[0] != 0
+
+
+def test_prometheus_fires_each_alert_when_its_test_says_so(tmp_path: Path) -> None:
+    (promtool,) = program("promtool")
+    for file in MONITORING.glob("*.yml"):
+        shutil.copy(file, tmp_path)
+    rules, tests = tmp_path / "rules.yml", tmp_path / "rules.test.yml"
+
+    checked, tested = (
+        told(promtool, "check", "rules", rules),
+        told(promtool, "test", "rules", tests),
+    )
+    rules.write_text(rules.read_text().replace("for: 2m", "for: 20m"))
+
+    assert checked[0] == 0, checked[1]
+    assert tested[0] == 0, tested[1]
+    assert told(promtool, "test", "rules", tests)[0] != 0

@@ -1,8 +1,11 @@
 """``chat`` and ``call`` as a person meets them: a real terminal, service and OpenCode."""
 
+import asyncio
 import re
+import signal
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.copies import add_copies
 from tests.support.ports import free_port
 from tests.support.service import TOKEN, Running, serving, settings_for
 from tests.support.terminal import Terminal
@@ -17,6 +21,10 @@ from tests.support.terminal import Terminal
 pytestmark = pytest.mark.live
 
 BASH = {"tool": "bash", "input": {"command": "echo ran", "description": "Say it"}}
+QUESTION: dict[str, Any] = {
+    "tool": "question",
+    "input": {"questions": [{"question": "Which colour?", "header": "Colour", "options": []}]},
+}
 PROMPT, ANSWER = "\x1b[?2004h> ", "\x1b[?2004hanswer> "
 """What the command shows when it reads a line; the sequence asks for pastes to be marked."""
 PASTE, END = "\x1b[200~", "\x1b[201~"
@@ -99,6 +107,59 @@ async def test_what_is_typed_while_the_agent_works_steers_it_and_answers_nothing
     assert re.fullmatch(r"\d+ no", answer)  # it names what was asked
 
 
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize(("asks", "typed"), [(BASH, "yes"), (BASH, "ok"), (QUESTION, "be brief")])
+async def test_what_was_typed_before_the_request_was_seen_answers_nothing(
+    service: Running, asking_backstage: Backstage, gate: str, asks: Any, typed: str
+) -> None:
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(script({"gate": gate}, asks, {"say": "all done"}) + "\n")
+        await asking_backstage.reached(gate)
+        # The line and the request reach the program in the same moment.
+        terminal.signal(signal.SIGSTOP)
+        terminal.type(f"{typed}\n")
+        await asking_backstage.open(gate)
+        async with asyncio.timeout(60):
+            while (await tasks(service))[0]["status"]["state"] != "TASK_STATE_INPUT_REQUIRED":  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.05)
+        terminal.signal(signal.SIGCONT)
+        await terminal.sees("Not sent: ")
+        await terminal.sees(ANSWER)
+        [task] = await tasks(service)
+        terminal.type("\x04")
+        await terminal.ended()
+
+    assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    assert len(messages(task)) == 1
+
+
+@pytest.mark.requirement("I23")
+async def test_one_letter_allows_more_only_if_the_person_is_sure(service: Running) -> None:
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(script(BASH, {"say": "all done"}) + "\n")
+        await terminal.sees(ANSWER)
+        terminal.type("c\n")
+        await terminal.sees("That also allows, without asking again: ")
+        await terminal.sees("sure? [y/N]> ")
+        terminal.type("\n")
+        await terminal.sees(ANSWER)
+        [unsure] = await tasks(service)
+        terminal.type("c\n")
+        await terminal.sees("sure? [y/N]> ")
+        terminal.type("y\n")
+        await terminal.sees("all done")
+        await terminal.sees(PROMPT)
+        [sure] = await tasks(service)
+        terminal.type("\x04")
+        await terminal.ended()
+
+    assert unsure["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    assert len(messages(unsure)) == 1
+    assert re.fullmatch(r"\d+ yes for this conversation", messages(sure)[1])
+
+
 @pytest.mark.parametrize("marked", [True, False])
 async def test_a_paste_is_one_message_and_answers_nothing(service: Running, marked: bool) -> None:
     text = "please\n" + script(BASH, {"say": "all done"}) + "\nyes"
@@ -164,3 +225,35 @@ async def test_a_person_sees_why_nothing_comes_and_for_how_long(service: Running
     assert shown > first
     assert answered.endswith("\r\x1b[2K")  # the line is gone before the answer comes
     assert status == 0
+
+
+async def test_what_waits_stands_first_and_an_outage_does_not_end_the_watch(
+    asking_backstage: Backstage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A2A_CLIENT_BEARER_TOKEN", TOKEN)
+    monkeypatch.setenv("A2A_STATE_DIR", str(tmp_path))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = settings_for(asking_backstage, tmp_path, A2A_PORT=str(port))
+    async with AsyncExitStack() as terminals:
+        async with serving(settings, port=port) as service:
+            caller = Caller(service)
+            old = await caller.send(f"an old one {script({'say': 'the old answer'})}")
+            waiting = await caller.send(f"one that waits {script(BASH)}")
+            add_copies(tmp_path, old.id, [f"newer {number}" for number in range(500)])
+            async with Terminal("tasks", url) as terminal:
+                await terminal.ended()
+                rows = [line.split() for line in terminal.seen.splitlines() if line.strip()]
+            async with Terminal("task", url, old.id[:8]) as terminal:
+                await terminal.ended()
+                assert "the old answer" in terminal.seen
+            watching = await terminals.enter_async_context(Terminal("tasks", url, "--watch"))
+            await watching.sees("1 waiting")
+            await watching.sees(waiting.id[:8])
+
+        await watching.sees("cannot be reached")
+        async with serving(settings, port=port):
+            await watching.sees("1 waiting")
+
+    assert rows[1][0] == waiting.id[:8]
+    assert [row[-1] == "!" for row in rows[1:]] == [True] + [False] * 19

@@ -18,7 +18,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.messages import MessageIds
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.client import Location, OpenCode1
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.types import (
     ArchiveTime,
@@ -75,13 +75,13 @@ async def managed(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def opencode(managed: ManagedOpenCode) -> AsyncGenerator[OpenCode]:
-    async with OpenCode(managed.url, password=managed.password) as opencode:
+async def opencode(managed: ManagedOpenCode) -> AsyncGenerator[OpenCode1]:
+    async with OpenCode1(managed.url, password=managed.password) as opencode:
         yield opencode
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def session(opencode: OpenCode, here: Location) -> Session:
+async def session(opencode: OpenCode1, here: Location) -> Session:
     return await opencode.create_session(SessionDraft(title="T"), at=here)
 
 
@@ -89,7 +89,7 @@ def note(text: str, message_id: MessageId | None = None) -> Prompt:
     return Prompt(parts=[TextInput(text=text)], no_reply=True, message_id=message_id)
 
 
-async def test_a_session_lives_from_create_to_delete(opencode: OpenCode, here: Location) -> None:
+async def test_a_session_lives_from_create_to_delete(opencode: OpenCode1, here: Location) -> None:
     rule = PermissionRule(permission="bash", pattern="*", action="ask")
     draft = SessionDraft(title="Life", metadata={"task": "1"}, permission=[rule])
     created = await opencode.create_session(draft, at=here)
@@ -115,7 +115,7 @@ async def test_a_session_lives_from_create_to_delete(opencode: OpenCode, here: L
         await opencode.session(created.id)
 
 
-async def test_unknown_sessions_are_not_found(opencode: OpenCode) -> None:
+async def test_unknown_sessions_are_not_found(opencode: OpenCode1) -> None:
     for call in (
         opencode.session(UNKNOWN),
         opencode.session_todo(UNKNOWN),
@@ -133,7 +133,7 @@ async def test_unknown_sessions_are_not_found(opencode: OpenCode) -> None:
 
 
 async def test_messages_are_paged_from_the_newest_back(
-    opencode: OpenCode, session: Session
+    opencode: OpenCode1, session: Session
 ) -> None:
     ids = [new_message_id() for _ in range(3)]
     for number, message_id in enumerate(ids):
@@ -153,7 +153,7 @@ async def test_messages_are_paged_from_the_newest_back(
 
 
 async def test_an_unknown_message_is_not_found_in_a_session_that_is_there(
-    opencode: OpenCode, session: Session
+    opencode: OpenCode1, session: Session
 ) -> None:
     with pytest.raises(UpstreamNotFoundError) as caught:
         await opencode.message(session.id, new_message_id())
@@ -162,7 +162,7 @@ async def test_an_unknown_message_is_not_found_in_a_session_that_is_there(
 
 
 async def test_a_fork_copies_and_an_undone_revert_restores(
-    opencode: OpenCode, session: Session
+    opencode: OpenCode1, session: Session
 ) -> None:
     message_id = new_message_id()
     await opencode.prompt(session.id, note("first", message_id))
@@ -178,7 +178,7 @@ async def test_a_fork_copies_and_an_undone_revert_restores(
     assert restored.revert is None
 
 
-async def test_a_shell_command_runs_without_a_model(opencode: OpenCode, session: Session) -> None:
+async def test_a_shell_command_runs_without_a_model(opencode: OpenCode1, session: Session) -> None:
     async with asyncio.timeout(60):
         answer = await opencode.run_shell(session.id, ShellCall(command="cat *", agent="build"))
 
@@ -189,7 +189,7 @@ async def test_a_shell_command_runs_without_a_model(opencode: OpenCode, session:
 
 
 async def test_an_idle_session_has_nothing_to_abort_diff_or_do(
-    opencode: OpenCode, session: Session, here: Location
+    opencode: OpenCode1, session: Session, here: Location
 ) -> None:
     await opencode.abort_session(session.id)
 
@@ -199,7 +199,7 @@ async def test_an_idle_session_has_nothing_to_abort_diff_or_do(
 
 
 async def test_sharing_that_is_switched_off_is_an_http_error(
-    opencode: OpenCode, session: Session
+    opencode: OpenCode1, session: Session
 ) -> None:
     with pytest.raises(UpstreamHttpError) as caught:
         await opencode.share_session(session.id)
@@ -208,7 +208,7 @@ async def test_sharing_that_is_switched_off_is_an_http_error(
 
 
 async def test_nobody_asks_and_unknown_requests_are_not_found(
-    opencode: OpenCode, here: Location
+    opencode: OpenCode1, here: Location
 ) -> None:
     assert await opencode.permissions(at=here) == []
     assert await opencode.questions(at=here) == []
@@ -221,7 +221,7 @@ async def test_nobody_asks_and_unknown_requests_are_not_found(
             await call
 
 
-async def test_catalogues_are_readable_and_hold_no_key(opencode: OpenCode, here: Location) -> None:
+async def test_catalogues_are_readable_and_hold_no_key(opencode: OpenCode1, here: Location) -> None:
     connected = await opencode.connected_providers(at=here)
     catalogue = await opencode.provider_catalogue(at=here)
     agents = await opencode.agents(at=here)
@@ -235,7 +235,7 @@ async def test_catalogues_are_readable_and_hold_no_key(opencode: OpenCode, here:
 
 
 async def test_the_project_and_its_configuration_are_told(
-    opencode: OpenCode, repository: Path, here: Location
+    opencode: OpenCode1, repository: Path, here: Location
 ) -> None:
     project = await opencode.current_project(at=here)
 
@@ -247,7 +247,7 @@ async def test_the_project_and_its_configuration_are_told(
 
 
 async def test_files_are_listed_read_and_compared(
-    opencode: OpenCode, repository: Path, here: Location
+    opencode: OpenCode1, repository: Path, here: Location
 ) -> None:
     extra = repository / "extra.txt"
     extra.write_text("more\n")
@@ -267,13 +267,13 @@ async def test_files_are_listed_read_and_compared(
     ]
 
 
-async def test_text_is_found_with_its_line(opencode: OpenCode, here: Location) -> None:
+async def test_text_is_found_with_its_line(opencode: OpenCode1, here: Location) -> None:
     (match,) = await opencode.find_text("wor", at=here)
 
     assert (match.path.text, match.line_number) == ("hello.txt", 1)
 
 
-async def test_a_worktree_is_made_reset_and_removed(opencode: OpenCode, here: Location) -> None:
+async def test_a_worktree_is_made_reset_and_removed(opencode: OpenCode1, here: Location) -> None:
     async with asyncio.timeout(60), listening(opencode) as heard:
         worktree = await opencode.create_worktree("task one", at=here)
         await heard.until(b"worktree.ready")
@@ -286,7 +286,9 @@ async def test_a_worktree_is_made_reset_and_removed(opencode: OpenCode, here: Lo
     assert await opencode.worktrees(at=here) == []
 
 
-async def test_a_directory_without_git_has_no_worktrees(opencode: OpenCode, tmp_path: Path) -> None:
+async def test_a_directory_without_git_has_no_worktrees(
+    opencode: OpenCode1, tmp_path: Path
+) -> None:
     with pytest.raises(UpstreamHttpError) as caught:
         await opencode.create_worktree("x", at=Location(str(tmp_path)))
 
@@ -294,7 +296,7 @@ async def test_a_directory_without_git_has_no_worktrees(opencode: OpenCode, tmp_
 
 
 async def test_an_mcp_server_that_is_not_there_has_failed(
-    opencode: OpenCode, here: Location
+    opencode: OpenCode1, here: Location
 ) -> None:
     status = await opencode.add_mcp("down", McpServer(url="http://127.0.0.1:1/mcp"), at=here)
 
@@ -303,7 +305,7 @@ async def test_an_mcp_server_that_is_not_there_has_failed(
 
 
 async def test_all_instances_can_be_disposed_and_are_there_again(
-    opencode: OpenCode, here: Location
+    opencode: OpenCode1, here: Location
 ) -> None:
     await opencode.dispose()
 
@@ -312,7 +314,7 @@ async def test_all_instances_can_be_disposed_and_are_there_again(
 
 
 async def test_a_wrong_password_is_refused_with_a_remedy(managed: ManagedOpenCode) -> None:
-    async with OpenCode(managed.url, password="wrong") as stranger:  # noqa: S106 -- that is the test
+    async with OpenCode1(managed.url, password="wrong") as stranger:  # noqa: S106 -- that is the test
         with pytest.raises(UpstreamHttpError) as caught:
             await stranger.health()
 
@@ -323,6 +325,6 @@ async def test_a_wrong_password_is_refused_with_a_remedy(managed: ManagedOpenCod
 async def test_a_route_that_opencode_does_not_know_is_a_payload_error(
     managed: ManagedOpenCode,
 ) -> None:
-    async with OpenCode(f"{managed.url}/nowhere", password=managed.password) as lost:
+    async with OpenCode1(f"{managed.url}/nowhere", password=managed.password) as lost:
         with pytest.raises(UpstreamPayloadError):
             await lost.health()

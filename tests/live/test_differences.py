@@ -29,20 +29,27 @@ async def test_what_opencode_2_lacks_is_refused_with_its_reason(caller: Caller) 
     part = {"messageID": listed["items"][0]["messageId"], "partID": "prt_1"}
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
 
-    calls: list[tuple[str, JsonObject]] = [
+    for method, params in (
         ("opencode.sessions.todo", named),
         ("opencode.sessions.share", named),
         ("opencode.sessions.unshare", named),
+        ("opencode.worktrees.list", {}),
+        ("opencode.workspaces.list", {}),
+    ):
+        refused = (await caller.answer(method, params))["error"]
+        told = f"There is no method {method} here: not_in_opencode"
+        assert (refused["code"], refused["message"]) == (-32601, told)
+    calls: list[tuple[str, JsonObject]] = [
         ("opencode.sessions.update", {**named, "request": {"archived": True}}),
         ("opencode.sessions.create", {"request": {"parentID": task.session_id}}),
         ("opencode.sessions.revert", {**named, "request": part}),
-        ("opencode.worktrees.list", {}),
-        ("opencode.workspaces.list", {}),
         ("opencode.files.find", {"query": "x", "type": "text"}),
+        ("opencode.files.list", {"metadata": {"opencode": {"workspace": {"id": "wrk_1"}}}}),
     ]
     for method, params in calls:
         refused = (await caller.answer(method, params))["error"]
-        assert "OpenCode 2 has no" in refused["message"], (method, refused)
+        assert (refused["code"], refused["data"][0]["reason"]) == (-31022, "NOT_IN_OPENCODE")
+        assert refused["message"].startswith("OpenCode 2 has no"), method
     for metadata in (
         {"shared": {"output": {"schema": schema}}},
         {"opencode": {"profile": "read-only"}},
@@ -51,14 +58,15 @@ async def test_what_opencode_2_lacks_is_refused_with_its_reason(caller: Caller) 
         assert answer.state in ("failed", "rejected"), answer.raw
         assert answer.text == ""
         assert "OpenCode" in answer.said
+        assert "check the model" not in answer.said
 
 
 async def test_readiness_takes_one_call(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         pytest.fail("the contract was read again")
 
-    monkeypatch.setattr(connect, "_contract_of", never)
     monkeypatch.setattr(connect, "probe", never)
+    monkeypatch.setattr(connect, "response_at", never)
 
     ready = await service.http.get("/readyz")
 

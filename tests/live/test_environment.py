@@ -249,7 +249,14 @@ async def test_an_agent_cannot_answer_its_own_permission_at_an_opencode_of_its_o
         answered = await caller.send("once", task=task.id)
         assert (answered.state, answered.text) == ("completed", "done")
 
-        _, told = await run("doctor", **variables_for(opencode, tmp_path / "doctor"))
+        another = await asyncio.create_subprocess_exec(
+            "sleep", "600", env={"OPENCODE_SERVER_PASSWORD": "of-another-opencode"}
+        )
+        try:
+            _, told = await run("doctor", **variables_for(opencode, tmp_path / "doctor"))
+        finally:
+            another.kill()
+            await another.wait()
         assert f"password: that of {opencode.url} is withheld from the agent's tools" in told
 
 

@@ -91,11 +91,13 @@ async def test_projects_of_the_workspace_are_listed(caller: Caller, backstage: B
 async def test_files_are_listed_read_and_found(caller: Caller, backstage: Backstage) -> None:
     (backstage.workspace / "sub").mkdir(exist_ok=True)
     (backstage.workspace / "sub" / "inner.bin").write_bytes(b"\x00\x01\x02")
+    (backstage.workspace / ".hidden").write_text("of a dot\n")
 
     top = await caller.method("opencode.files.list")
     sub = await caller.method("opencode.files.list", {"directory": "sub"})
     read = await caller.method("opencode.files.read", {"path": "hello.txt"})
     binary = await caller.method("opencode.files.read", {"path": "sub/inner.bin"})
+    hidden = await caller.method("opencode.files.read", {"path": "./.hidden"})
     names = await caller.method("opencode.files.find", {"query": "hello"})
 
     kinds = {one["name"]: one["type"] for one in top["items"]}
@@ -103,6 +105,7 @@ async def test_files_are_listed_read_and_found(caller: Caller, backstage: Backst
     assert [one["name"] for one in sub["items"]] == ["inner.bin"]
     assert read == {"path": "hello.txt", "type": "text", "content": "hello", "truncated": False}
     assert (binary["type"], binary["encoding"], binary["content"]) == ("binary", "base64", "AAEC")
+    assert hidden["content"] == "of a dot"
     assert {"path": "hello.txt"} in names["items"]
 
 

@@ -231,12 +231,17 @@ SESSION_METHODS: dict[str, JsonObject] = {
     if "session_id" in method.params.model_fields
 }
 """Every method that names a session, with what its example says besides."""
+NOT_IN_2 = {f"opencode.sessions.{name}" for name in ("todo", "share", "unshare")}
 
 
 async def test_a_session_of_another_caller_does_not_exist(ann: Caller, bob: Caller) -> None:
     theirs = await make(bob, "secret needle")
+    served = (await ann.answer("opencode.none", {}, "0.3"))["error"]["data"]["supported_methods"]
+    assert SESSION_METHODS.keys() - {*served} <= NOT_IN_2
 
     for method, params in SESSION_METHODS.items():
+        if method not in served:
+            continue
         told = await ann.refused(method, {"session_id": theirs, **params})
         missing = await ann.refused(method, {"session_id": "ses_none", **params})
         assert (told.code, told.reason) == (missing.code, missing.reason), method
@@ -460,6 +465,42 @@ async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stop
     assert gone.reason == "SESSION_NOT_FOUND"
 
 
+async def test_work_in_a_session_with_a_running_prompt_is_refused_until_it_has_ended(
+    ann: Caller, backstage: Backstage, gate: str
+) -> None:
+    session_id = await make(ann)
+    named: JsonObject = {"session_id": session_id}
+    prompt = script({"say": "half "}, {"gate": gate}, {"say": "whole"})
+    parts: JsonObject = {"request": {"parts": [{"type": "text", "text": prompt}]}}
+    await ann.method("opencode.sessions.prompt_async", named | parts)
+    await backstage.reached(gate)
+
+    for method in ("command", "shell", "summarize"):
+        name = f"opencode.sessions.{method}"
+        async with asyncio.timeout(30):
+            refused = await ann.refused(name, named | SESSION_METHODS[name])
+        assert (refused.code, refused.reason) == (-31006, "SESSION_BUSY"), method
+    await backstage.open(gate)
+    async with asyncio.timeout(60):
+        while session_id in str(await ann.method("opencode.sessions.status")):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.1)
+
+    messages = (await ann.method("opencode.sessions.messages.list", named))["items"]
+    assert [one["parts"][0]["text"] for one in messages] == [prompt, "half whole"]
+
+
+async def test_work_in_a_session_may_follow_the_text_of_an_answer_at_once(ann: Caller) -> None:
+    named: JsonObject = {"session_id": await make(ann)}
+    parts: JsonObject = {"request": {"parts": [{"type": "text", "text": script({"say": "whole"})}]}}
+
+    await ann.method("opencode.sessions.prompt_async", named | parts)
+    async with asyncio.timeout(60):
+        while "'whole'" not in str(await ann.method("opencode.sessions.messages.list", named)):
+            pass  # OpenCode is still busy when the text is there
+
+    assert (await ann.method("opencode.sessions.summarize", named))["ok"]
+
+
 async def test_a_prompt_joins_a_running_task(
     shared: Running, ann: Caller, backstage: Backstage
 ) -> None:
@@ -548,6 +589,72 @@ async def stored(backstage: Backstage, session_id: str) -> Any:
     """Return the messages of a session exactly as OpenCode has them."""
     async with httpx2.AsyncClient(auth=(USERNAME, backstage.password), trust_env=False) as http:
         return (await http.get(f"{backstage.url}/session/{session_id}/message")).json()
+
+
+NO_MODEL: JsonObject = {"providerID": "demo", "modelID": "none"}
+SUBTASK: JsonObject = {"type": "subtask", "prompt": "x", "description": "x", "agent": "general"}
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        ("create", {"agent": "none"}, "agent"),
+        ("create", {"model": NO_MODEL}, "model"),
+        ("prompt_async", {"agent": "none"}, "agent"),
+        ("prompt_async", {"model": NO_MODEL}, "model"),
+        ("prompt_async", {"model": {"providerID": "none", "modelID": "demo"}}, "model"),
+        ("prompt_async", {"parts": [SUBTASK | {"agent": "none"}]}, "parts[0].agent"),
+        ("prompt_async", {"parts": [SUBTASK | {"model": NO_MODEL}]}, "parts[0].model"),
+        ("command", {"command": "init", "agent": "none"}, "agent"),
+        ("command", {"command": "init", "model": NO_MODEL}, "model"),
+        ("shell", {"agent": "none"}, "agent"),
+        ("shell", {"model": NO_MODEL}, "model"),
+        ("summarize", NO_MODEL, "modelID"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_an_agent_or_a_model_that_opencode_does_not_have_is_refused(
+    ann: Caller, method: str, request_: JsonObject, field: str
+) -> None:
+    name, session_id = f"opencode.sessions.{method}", await make(ann)
+    example: Any = SESSION_METHODS.get(name, {}).get("request", {})
+    named: JsonObject = {} if method == "create" else {"session_id": session_id}
+
+    refused = await ann.refused(name, named | {"request": example | request_})
+
+    messages = await ann.method("opencode.sessions.messages.list", {"session_id": session_id})
+    assert (refused.code, refused.fields) == (-32602, (f"request.{field}",))
+    assert messages["items"] == []
+
+
+async def test_changes_of_others_are_not_told_as_those_of_a_turn_that_made_none(
+    ann: Caller, bob: Caller, backstage: Backstage, gate: str
+) -> None:
+    file = backstage.workspace / "of-bob.txt"
+    file.write_text("one\n")
+    edit = {"filePath": str(file), "oldString": "one", "newString": "two"}
+    read = {"tool": "read", "input": {"filePath": str(file)}}
+    command = {"tool": "bash", "input": {"command": "echo ran", "description": "Say it"}}
+    asking = {"opencode": {"profile": "ask"}}
+
+    talks = await ann.begin(script({"say": "before "}, {"gate": gate}, {"say": "after"}))
+    await backstage.reached(gate)
+    asks = await ann.send(script(command, {"say": "done"}), metadata=asking)
+    edits = await bob.send(script([read], [{"tool": "edit", "input": edit}], [{"say": "done"}]))
+    await backstage.open(gate)
+    refused = await ann.send("no", task=asks.id)
+    talked = await ann.ended(talks.id)
+
+    assert (talked.state, refused.state, file.read_text()) == ("completed", "rejected", "two\n")
+    assert (talked.diff, refused.diff) == (None, None)
+    for task in (talked, refused):
+        named: JsonObject = {"session_id": task.session_id}
+        messages = (await ann.method("opencode.sessions.messages.list", named))["items"]
+        for which in ({}, {"message_id": messages[0]["messageId"]}):
+            assert await ann.method("opencode.sessions.diff", named | which) == {"items": []}
+    told = await bob.method("opencode.sessions.diff", {"session_id": edits.session_id})
+    assert [one["file"] for one in told["items"]] == ["of-bob.txt"]
+    file.unlink()
 
 
 async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Caller, backstage: Backstage) -> None:

@@ -123,6 +123,26 @@ async def test_a_permission_is_put_to_a_person_with_all_that_it_is_about(
     assert ended.text == "done"
 
 
+async def test_a_request_says_where_a_symbolic_link_leads(
+    person: Caller, asking_backstage: Backstage, tmp_path: Path
+) -> None:
+    workspace = asking_backstage.workspace
+    (tmp_path / "secret.txt").write_text("a\n")
+    (workspace / "leads").symlink_to(tmp_path)
+    names = ("leads/secret.txt", "leads/new/deep.txt", "plain.txt")
+    calls = [{"tool": "write", "input": {"filePath": name, "content": "b\n"}} for name in names]
+
+    said = [(await person.send(script(call, DONE))).said for call in calls]
+    (workspace / "leads").unlink()
+
+    for name, text in zip(names[:2], said, strict=False):
+        real = tmp_path.joinpath(*Path(name).parts[1:])
+        assert "A symbolic link leads from " in text
+        assert f"{name} to {real}\n" in text
+        assert f"Change of {name}" not in text  # as if it was inside
+    assert "symbolic" not in said[2]
+
+
 async def test_the_same_call_over_and_over_is_asked_about(person: Caller) -> None:
     call = {"tool": "read", "input": {"filePath": "hello.txt"}}
 
@@ -462,7 +482,7 @@ async def test_a_yes_that_is_typed_twice_does_not_allow_what_is_asked_next(
     person: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UNREAD_SECONDS", "SETTLED_SECONDS"):  # however slow the machine is
-        monkeypatch.setattr(f"opencode_a2a.tasks.log.{name}", 600.0)
+        monkeypatch.setattr(f"opencode_a2a.log.seen.{name}", 600.0)
     first = await person.send(script(commands("a"), commands("b"), [DONE]))
 
     answers = await asyncio.gather(

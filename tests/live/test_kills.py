@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
+from opencode_a2a.log.stored import Replay, ref_of
 from opencode_a2a.opencode import connect
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.managed import USERNAME
@@ -29,7 +30,6 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import tasks
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.log import Replay, ref_of
 from tests.conftest import UNTRACKED, Stages
 from tests.live.conftest import KILLS, SEED
 from tests.support import stores
@@ -126,7 +126,7 @@ class Workshop(Killed):
 @pytest.fixture
 async def killed(stage: Backstage, tmp_path: Path) -> AsyncGenerator[Workshop]:
     async with (
-        connect.Connection(stage.url, username=USERNAME, password=stage.password) as there,
+        connect.OpenCodeConnection(stage.url, username=USERNAME, password=stage.password) as there,
         ForkedProgram(
             variables_for(stage, tmp_path, A2A_PUSH_ALLOW_PRIVATE_HOSTS="true")
         ) as program,

@@ -17,6 +17,7 @@ from tests.support.answers import Task
 from tests.support.backstage import Backstage, script, until_restarted
 from tests.support.caller import Caller
 from tests.support.proxy import Proxy
+from tests.support.replicas import until
 from tests.support.service import serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -41,7 +42,12 @@ async def wire(backstage: Backstage) -> AsyncGenerator[Proxy]:
 @pytest.fixture
 async def far(serve: Serve, wire: Proxy) -> Caller:
     """A caller of a service whose OpenCode is behind a wire that can be cut."""
-    return Caller(await serve(OPENCODE_BASE_URL=wire.url))
+    service = await serve(OPENCODE_BASE_URL=wire.url)
+    # Until OpenCode has answered for the first time, messages are refused while it is away.
+    fleet = service.service.fleet
+    assert fleet is not None
+    await until(lambda: fleet.first.up)
+    return Caller(service)
 
 
 async def begun_and_told(caller: Caller, backstage: Backstage, gate: str) -> Task:

@@ -27,6 +27,21 @@ CANARY = "canary-token-of-the-helper-4711"
 ROOT = Path(__file__).parent.parent.parent
 PAGE, DEMO = ROOT / "docs" / "peers.md", ROOT / "tools" / "demo_peers.py"
 QUOTE = {"say": "{{result}}"}
+QUESTION = {
+    "tool": "question",
+    "input": {
+        "questions": [
+            {
+                "question": "Which colour?",
+                "header": "Colour",
+                "options": [
+                    {"label": "Red", "description": "Warm"},
+                    {"label": "Blue", "description": "Cold"},
+                ],
+            }
+        ]
+    },
+}
 BASH = {"tool": "bash", "input": {"command": "echo ran", "description": "Say it"}}
 
 
@@ -166,20 +181,45 @@ async def test_a_long_call_leaves_a_handle_for_its_result(
     assert second.text.endswith("\n\nhalf whole")
 
 
-async def test_what_the_peer_asks_is_reported_and_can_be_answered(start: Start) -> None:
+async def test_a_question_of_the_peer_is_reported_and_can_be_answered(start: Start) -> None:
     pair = await start()
 
-    asked = await pair.front.send(script(ask(script(BASH, {"say": "done"})), QUOTE))
+    asked = await pair.front.send(script(ask(script(QUESTION, QUOTE)), QUOTE))
     waiting = (await pair.helped())[0]
-    answered = await pair.front.send(script(ask("once", task_id=waiting.id), QUOTE))
+    answered = await pair.front.send(script(ask("Blue", task_id=waiting.id), QUOTE))
 
     assert asked.state == "completed"
     assert asked.tools[0]["status"] == "completed"
     assert "Agent helper has not finished: input-required." in asked.text
-    assert "echo ran" in asked.text
+    assert "Which colour?" in asked.text
     assert f"task_id {waiting.id!r}" in asked.text
-    assert answered.text.endswith("\n\ndone")
+    assert '"Which colour?"="Blue"' in answered.text
     assert (await pair.helper.get(waiting.id)).state == "completed"
+
+
+@pytest.mark.requirement("I23")
+async def test_the_model_does_not_answer_a_permission_of_the_peer(start: Start) -> None:
+    pair = await start()
+
+    asked = await pair.front.send(script(ask(script(BASH, {"say": "done"})), QUOTE))
+    waiting = (await pair.helped())[0]
+    refused = await pair.front.send(script(ask("once", task_id=waiting.id), QUOTE))
+    begun = await pair.front.begin(script(ask("yes", context_id=waiting.context_id), QUOTE))
+    async with asyncio.timeout(PATIENCE):
+        while len(await pair.helped()) < 2:  # it does not answer what its context waits for
+            pass
+    still = await pair.helper.get(waiting.id)
+    await pair.front.cancel(begun.id)
+    allowed = await pair.helper.send("once", task=waiting.id)
+    fetch = {"tool": "a2a_result", "input": {"handle": f"{waiting.id}@helper"}}
+    after = await pair.front.send(script(fetch, QUOTE))
+
+    assert "echo ran" in asked.text
+    told = f"Tell the user that the task {waiting.id!r} at http://127.0.0.1:"
+    assert f"Do not answer: only a person may answer this, at that agent. {told}" in asked.text
+    assert (refused.tools[0]["status"], told in refused.text) == ("error", True)
+    assert (still.state, allowed.state) == ("input_required", "completed")
+    assert after.text.endswith("\n\ndone")
 
 
 async def test_a_cancel_reaches_the_peer(start: Start, asking_backstage: Backstage) -> None:

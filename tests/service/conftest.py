@@ -52,6 +52,7 @@ def opencode(shared_opencode: FakeOpenCode) -> Iterator[FakeOpenCode]:
     shared_opencode.said.clear()
     shared_opencode.refusing.clear()
     shared_opencode.figures.clear()
+    shared_opencode.lost.clear()
     yield shared_opencode
     shared_opencode.starved = False
     shared_opencode.release()

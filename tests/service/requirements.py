@@ -155,6 +155,8 @@ REQUIREMENTS = {
     "I21": "a notification is sent once its state is stored, in order, at least once",
     "I22": "a secret that a caller gave is not given back, logged, or kept after its use",
     "I23": "nothing runs without the approval that it needed",
+    "I24": "what a person is shown to approve is what will be done, whole",
+    "I25": "no value of a provider, a model or a caller ends the service or fails a turn",
     # Cases of the official kits that are done here, under the ids that they have there
     "PUSH-CREATE-001": "a configuration is created",
     "PUSH-CREATE-002": "and kept",

@@ -84,6 +84,17 @@ async def test_a_message_chooses_its_agent(
     assert [prompt.get("agent") for prompt in opencode.prompts[-2:]] == ["plan", None]
 
 
+async def test_the_settings_give_every_prompt_an_agent_a_text_and_a_variant(
+    serve: Serve, opencode: FakeOpenCode
+) -> None:
+    given = {"OPENCODE_AGENT": "plan", "OPENCODE_SYSTEM": "Be brief.", "OPENCODE_VARIANT": "high"}
+
+    await Caller(await serve(**given)).send("hello")
+
+    prompt = opencode.prompts[-1]
+    assert (prompt["agent"], prompt["system"], prompt["variant"]) == tuple(given.values())
+
+
 @pytest.mark.parametrize("named", ["general", "title", "nobody"])
 async def test_an_agent_that_cannot_be_chosen_is_refused_with_those_that_can(
     caller: Caller, opencode: FakeOpenCode, agents: list[Any], named: str

@@ -10,7 +10,7 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.store.replicas import Census
-from tests.support.answers import PARAMS, UNSUPPORTED
+from tests.support.answers import PARAMS, UNSUPPORTED, RefusedError
 from tests.support.caller import Caller
 from tests.support.front import Serve, started
 from tests.support.opencode import FakeOpenCode
@@ -20,6 +20,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databas
 
 ANN = "a-token-for-the-tests-of-ann-alone"
 ANN_NARROW = "a-narrow-token-for-the-tests-of-ann"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many recordings lack an event that confirms an answer: count it as lost at once."""
+    monkeypatch.setattr("opencode_a2a.turns.interrupts.LOST_SECONDS", 0.1)
 
 
 @pytest.mark.requirement("3.4.3-input-required")
@@ -159,6 +165,27 @@ async def test_a_provider_that_wants_a_sign_in_is_told_and_another_try_is_taken(
     assert "The model provider fake refused its credentials" in asked.said
     assert (done.id, done.state, done.text) == (asked.id, "completed", "one two three four")
     assert done.history == ["hello", "again"]
+
+
+@pytest.mark.requirement("I23")
+async def test_another_try_counts_only_for_the_sign_in_that_it_names(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("error-401")
+    task = await caller.send("hello")
+    again = await caller.send("again", task=task.id)
+    waits = [one.raw["status"]["timestamp"] for one in (task, again)]
+    first, second = (JsonObject(opencode={"sign_in": one}) for one in waits)
+
+    with pytest.raises(RefusedError, match="INTERRUPT_REQUEST_NOT_FOUND"):
+        await caller.send("too late", task=task.id, metadata=first)
+    nowhere = await caller.ask("send", caller.message("x", metadata=second))
+    opencode.play("plain-text")
+    done = await caller.send("once more", task=task.id, metadata=second)
+
+    nowhere.refuses(PARAMS)
+    assert task.state == again.state == "auth_required"
+    assert (done.state, done.history) == ("completed", ["hello", "again", "once more"])
 
 
 @pytest.mark.sqlite_only
@@ -335,7 +362,7 @@ async def test_a_doubled_yes_is_not_for_a_request_that_was_shown_a_moment_ago(
     service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UNREAD_SECONDS", "SETTLED_SECONDS"):  # however slow the machine is
-        monkeypatch.setattr(f"opencode_a2a.tasks.log.{name}", 600.0)
+        monkeypatch.setattr(f"opencode_a2a.log.seen.{name}", 600.0)
     caller = Caller(service)
     task_id = await both_asked(service, opencode, caller)
     await caller.begin("1 yes", task=task_id)

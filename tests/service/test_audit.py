@@ -99,7 +99,7 @@ async def test_all_records_are_in_the_audit_file_also_after_it_was_moved(
             ("task ended", first.id),
             ("credential refused", None),
             ("task started", second.id),
-            ("task canceled", second.id),
+            ("cancel requested", second.id),
             ("task ended", second.id),
             ("interrupt settled", second.id),
         ],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import stores
 from tests.support.opencode import FakeOpenCode
 from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, serving, settings_for
@@ -14,6 +15,8 @@ from tests.support.service import TOKEN, serving, settings_for
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DONE = ("one two three four\n", "", 0)
+DATABASE_AWAY_SECONDS = 10.0
+"""Longer than the service waits for a write, and than the lease after which it ends streams."""
 
 
 @pytest.fixture
@@ -85,5 +88,39 @@ async def test_a_restart_of_the_only_replica_is_not_seen_in_the_output(
             opencode.release()
             result = await calling
 
+    assert result == DONE
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.postgresql_only
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_a_database_that_is_away_in_a_turn_is_not_seen_in_the_output(
+    opencode: FakeOpenCode,
+    tmp_path: Path,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    binding: str,
+) -> None:
+    monkeypatch.setenv("A2A_CLIENT_SUPPORTED_TRANSPORTS", binding)
+    settings = settings_for(
+        opencode,
+        tmp_path,
+        A2A_TASK_STORE_BACKEND="database",
+        A2A_PUBLIC_URL=f"http://127.0.0.1:{port}",
+    )
+    hold, server = opencode.hold(count=2), stores.server()
+    async with serving(settings, port=port) as service, asyncio.TaskGroup() as group:
+        calling = group.create_task(call(service.url))
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        await asyncio.to_thread(server.kill)
+        try:
+            opencode.release()  # the turn ends while there is no database
+            early = await asyncio.wait([calling], timeout=DATABASE_AWAY_SECONDS)
+        finally:
+            await asyncio.to_thread(server.start)
+        result = await calling
+
+    assert not early[0]
     assert result == DONE
     assert len(opencode.prompts) == 1

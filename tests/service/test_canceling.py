@@ -7,8 +7,8 @@ import structlog
 
 from opencode_a2a.config import InterruptSettings
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
-from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.client import OpenCode1
+from opencode_a2a.opencode.reader import TurnReader
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
@@ -146,10 +146,10 @@ async def test_a_session_that_does_not_stop_is_not_aborted_without_a_pause(
     caller, aborts = Caller(service), list[str]()
     task_id = await begin_held(caller, opencode)
 
-    async def ignored(_: OpenCode, session_id: SessionId) -> None:
+    async def ignored(_: OpenCode1, session_id: SessionId) -> None:
         aborts.append(session_id)
 
-    monkeypatch.setattr(OpenCode, "abort_session", ignored)
+    monkeypatch.setattr(OpenCode1, "abort_session", ignored)
     canceled = await caller.cancel(task_id)
 
     assert canceled.state == "canceled"
@@ -168,7 +168,7 @@ async def test_a_turn_that_fails_by_a_fault_of_the_service_is_stopped_in_opencod
     def fail(*_: object) -> None:
         raise LookupError
 
-    monkeypatch.setattr(Reader, "feed", fail)
+    monkeypatch.setattr(TurnReader, "feed", fail)
     with structlog.testing.capture_logs() as records:
         opencode.tell_event("session.idle", {"sessionID": asked.session_id})
         failed = await caller.ended(asked.id)

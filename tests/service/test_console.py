@@ -67,15 +67,18 @@ async def test_every_file_of_the_console_keeps_the_browser_strict(service: Runni
     assert (await service.http.get("/console/../auth.py")).status_code == 404
 
 
-async def test_a_browser_is_sent_less_than_60_kb_for_the_whole_console(service: Running) -> None:
-    """The budget is what goes over the wire: compressed, as every browser asks for it."""
+async def test_a_browser_is_sent_less_than_64_kb_for_the_whole_console(service: Running) -> None:
+    """The budget is what goes over the wire: compressed, as every browser asks for it.
+
+    A quarter of it is the reader of Markdown.
+    """
     headers = {"Authorization": "", "Accept-Encoding": "gzip, deflate, br"}
     sent = 0
     for path in browser.static_files():
         async with service.http.stream("GET", path, headers=headers) as answer:
             sent += len(b"".join([piece async for piece in answer.aiter_raw()]))
 
-    assert 0 < sent < 60_000
+    assert 0 < sent < 64_000
 
 
 async def test_the_console_makes_no_markup_of_text() -> None:

@@ -272,8 +272,19 @@ async def test_the_service_says_how_it_is(service: Running, anyone: httpx2.Async
     assert alive.status_code == 200
     assert orjson.loads(ready.content)["checks"] == {"database": "ok", "opencode": "ok"}
     assert (health["status"], health["service"]) == ("ok", "opencode-a2a")
+    assert health["opencode"] == {"managed": False, "version": "1.18.33"}
     assert figures.headers["content-type"].startswith("text/plain")
     assert b"a2a_stream_requests_total" in figures.content
+
+
+async def test_figures_can_be_switched_off(serve: Serve) -> None:
+    service = await serve(A2A_METRICS_ENABLED="false")
+
+    figures = await service.http.get("/metrics")
+    described = orjson.loads((await service.http.get("/openapi.json")).content)
+
+    assert figures.status_code == 404
+    assert "/metrics" not in described["paths"]
 
 
 @pytest.mark.requirement("I13")

@@ -1,8 +1,10 @@
-"""What refused requests leave in memory: nothing, of whatever kind they are."""
+"""What refused requests and ended turns leave in memory: nothing, of whatever kind they are."""
 
 import asyncio
 import base64
+import gc
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +12,13 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
+from opencode_a2a.turns.attempt import Attempt
+from opencode_a2a.turns.turn import Turn
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
-from tests.support.service import variables_for
+from tests.support.replicas import until
+from tests.support.service import Running, variables_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -123,3 +129,57 @@ async def test_refused_requests_leave_nothing_in_memory(tmp_path: Path) -> None:
     assert 429 in limited
     print("\n".join(f"{round(more):6} MB {name}" for name, more in grown.items()))
     assert after - before < MEGABYTES, grown
+
+
+def of_turns() -> list[str]:
+    return [type(one).__name__ for one in gc.get_objects() if isinstance(one, Attempt | Turn)]
+
+
+FREED = """
+import asyncio, contextlib
+from opencode_a2a.web import socket
+
+def megabytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 >> 20
+
+async def main():
+    kept = [bytes(5_000) for _ in range(20_000)][::50]
+    before = megabytes()
+    socket.COLLECT_SECONDS = socket.COLLECT_AT_LEAST_SECONDS = 0.0
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(socket.collect_garbage(), 0.2)
+    print(len(kept), before - megabytes())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.requirement("I8")
+async def test_what_was_freed_between_things_that_stay_is_returned_to_the_system() -> None:
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FREED, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await program.communicate()
+    _, returned = map(int, printed.split())
+
+    assert returned > 70  # of about 100
+
+
+@pytest.mark.parametrize("transcript", ["plain-text", "tool-completed", "permission-once"])
+async def test_a_turn_that_has_ended_needs_no_garbage_collector(
+    service: Running, opencode: FakeOpenCode, transcript: str
+) -> None:
+    opencode.play(transcript)
+    caller = Caller(service)
+    gc.collect()
+    gc.disable()
+    try:
+        task = await caller.send("run it")
+        if task.state == "input_required":
+            task = await caller.send("yes", task=task.id)
+        await until(lambda: not of_turns())
+    finally:
+        gc.enable()
+
+    assert task.state == "completed"

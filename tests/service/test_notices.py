@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.support.front import STRANGERS, started
 from tests.support.opencode import FakeOpenCode
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver, receiving
+from tests.support.replicas import RunningReplica, cluster
 from tests.support.service import Running
 from tests.support.smtp import MailServer, mail_server
 
@@ -108,7 +110,7 @@ def person(service: Running, opencode: FakeOpenCode, receiver: Receiver) -> Call
 class Phone:
     """Somebody who has a link, and nothing else."""
 
-    def __init__(self, service: Running, url: str) -> None:
+    def __init__(self, service: Running | RunningReplica, url: str) -> None:
         self.link = url.partition("#")[2]
         self.page = ""
         self._http = service.http
@@ -347,6 +349,153 @@ async def test_questions_plans_and_sign_ins_are_answered_by_link(
     assert [one["parts"][0]["text"] for one in prompts].count("Try again") == 1
 
 
+@pytest.mark.parametrize("meanwhile", ["works", "asks", "plans", "waits again"])
+async def test_another_try_by_link_counts_only_for_the_sign_in_that_was_shown(
+    service: Running,
+    person: Caller,
+    opencode: FakeOpenCode,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: str,
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    opencode.play("error-401")
+    task = await person.send("hello", metadata=PLAN if meanwhile == "plans" else {})
+    phone = Phone(service, (await waits(receiver))[0])
+    await phone.show()
+    plays = {"asks": "question-answered", "waits again": "error-401"}
+    opencode.play(plays.get(meanwhile, "plain-text"))
+
+    async def try_again() -> None:
+        if meanwhile == "works":
+            hold = opencode.hold(count=2)
+            await person.begin("now", task=task.id)
+            await hold.reached.wait()
+        else:
+            await person.send("now", task=task.id)
+
+    tapped_late(monkeypatch, try_again)
+    status, said = await phone.answer("retry")
+    before = await person.get(task.id)
+    opencode.release()
+    if meanwhile == "works":
+        await person.ended(task.id)
+    else:
+        await person.cancel(task.id)
+    after = await person.get(task.id)
+    texts = list(opencode.texts)
+    opencode.agents.clear()
+
+    assert (status, said["over"]["resolution"]) == (409, "retried")
+    assert before.state == {
+        "works": "working",
+        "waits again": "auth_required",
+    }.get(meanwhile, "input_required")
+    assert after.history == ["hello", "now"]
+    assert len(texts) == 2
+    assert "Try again" not in texts
+
+
+async def test_a_plan_that_is_carried_out_meanwhile_is_not_dropped_by_link(
+    service: Running,
+    person: Caller,
+    opencode: FakeOpenCode,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    opencode.play("plain-text")
+    task = await person.send("do it", metadata=PLAN)
+    phone = Phone(service, (await waits(receiver))[0])
+    await phone.show()
+
+    async def approve() -> None:
+        hold = opencode.hold(count=2)
+        await person.begin("go", task=task.id)
+        await hold.reached.wait()
+
+    tapped_late(monkeypatch, approve)
+    status, said = await phone.answer("plan.drop")
+    opencode.release()
+    ended = await person.ended(task.id)
+    opencode.agents.clear()
+
+    assert (status, said["over"]["resolution"]) == (409, "approved")
+    assert ended.state == "completed"
+
+
+@pytest.mark.postgresql_only
+async def test_a_tap_at_another_replica_is_too_late_alike(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    async with AsyncExitStack() as stack:
+        receiver = await stack.enter_async_context(receiving())
+        base = receiver.url.removesuffix("/hook")
+        told = [{"kind": "ntfy", "url": f"{base}/topic", "principals": ALL}]
+        made = await stack.enter_async_context(
+            cluster(
+                [opencode],
+                tmp_path,
+                "a",
+                "b",
+                A2A_NOTIFY=orjson.dumps(told).decode(),
+                A2A_PUBLIC_URL="https://agent.test",
+            )
+        )
+        owner = await made.runs("one")
+        other = next(one for one in made.replicas.values() if one is not owner)
+        person = Caller(owner)
+        opencode.play("error-401")
+        unsigned = await person.send("hello")
+        opencode.play("plain-text")
+        planned, dropped = [await person.send("do it", metadata=PLAN) for _ in range(2)]
+        sign_in, plan, drop = [Phone(other, url) for url in await waits(receiver, 3)]
+        for phone in (sign_in, plan, drop):
+            assert "page" in await phone.show()
+        dropping = await drop.answer("plan.drop")
+        late = list[tuple[int, str]]()
+        for task, phone, word, method in (
+            (unsigned, sign_in, "now", "retry"),
+            (planned, plan, "go", "plan.drop"),
+        ):
+
+            async def begin(task_id: str = task.id, word: str = word) -> None:
+                hold = opencode.hold(count=2)
+                await person.begin(word, task=task_id)
+                await hold.reached.wait()
+
+            with monkeypatch.context() as patch:
+                tapped_late(patch, begin)
+                status, said = await phone.answer(method)
+            late.append((status, said["over"]["resolution"]))
+            opencode.release()
+        ended = [await person.ended(task.id) for task in (unsigned, planned, dropped)]
+        opencode.agents.clear()
+
+    assert dropping[0] == 200
+    assert late == [(409, "retried"), (409, "approved")]
+    assert [task.state for task in ended] == ["completed", "completed", "canceled"]
+    assert ended[0].history == ["hello", "now"]
+
+
+def tapped_late(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Have something happen just after a page found that its request still waits."""
+    looks, loop = count(1), asyncio.get_running_loop()
+    look = pages.LinkPages._linked  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the moment after it
+
+    async def linked(self: pages.LinkPages, link: str) -> Any:
+        found = await look(self, link)
+        if next(looks) == 2:
+            # A replica of a test has a loop of its own.
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(meanwhile(), loop))
+        return found
+
+    monkeypatch.setattr(pages.LinkPages, "_linked", linked)
+
+
 async def test_a_late_answer_is_told_so_and_a_settled_request_is_not_told(
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,13 +531,23 @@ async def test_a_late_answer_is_told_so_and_a_settled_request_is_not_told(
         await person.send("yes", task=missed.id)
         receiver.gate.set()
         await ends(receiver, missed.id)
+        assert len(await waits(receiver)) == 1
+        assert len(receiver.received) == 2
+        # The task ends without an answer.
+        receiver.received.clear()
+        dropped = await person.send("hello")
+        (url,) = await waits(receiver)
+        phone = Phone(service, url)
+        await phone.show()
+        await person.cancel(dropped.id)
+        void = await phone.answer("permission.reply", reply="once")
 
+        assert void == (410, {"error": {"message": pages.VOID}, "over": void[1]["over"]})
+        assert void[1]["over"]["resolution"] == "void"
         assert (status, said["over"]["resolution"]) == (410, "expired")
         assert shown["over"]["resolution"] == expired["over"]["resolution"] == "expired"
         assert "asked" not in shown
         assert waiting.state == "input_required"
-        assert len(await waits(receiver)) == 1
-        assert len(receiver.received) == 2
 
 
 async def test_nobody_is_told_in_quiet_hours(

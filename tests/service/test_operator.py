@@ -5,6 +5,8 @@ The program runs as a process of its own, in front of an OpenCode that replays r
 
 import asyncio
 import base64
+import re
+import shutil
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import JsonObject
+from tests.conftest import ROOT
 from tests.support.caller import Caller
 from tests.support.kinds import answering
 from tests.support.opencode import FakeOpenCode
@@ -38,6 +41,31 @@ async def test_payloads_are_logged_at_the_default_level(
     assert orjson.loads(record["request"])["params"]["message"]["parts"] == [{"text": "hello"}]
     assert orjson.loads(record["response"])["result"] == answer["result"]
     assert not [record for record in program.records() if record["event"] == "request"]
+
+
+async def test_a_backup_beside_the_service_is_made_and_restored_as_the_page_says(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (command,) = re.findall(r"^\$ (python3 -c '.*?') ", page, re.MULTILINE | re.DOTALL)
+    database, backup, plain = (tmp_path / f"{name}.db" for name in ("tasks", "backup", "plain"))
+    variables = variables_for(opencode, tmp_path, A2A_TASK_STORE_BACKEND="database")
+    async with Program(variables) as program:
+        kept = (await Caller(program).send("hello")).id
+        shutil.copy(database, plain)
+        making = await asyncio.create_subprocess_shell(f"{command} {database} {backup}")
+        assert await making.wait() == 0
+        lost = (await Caller(program).send("hello again")).id
+        await program.kill()
+    for ending in ("", "-wal", "-shm"):
+        database.with_name(database.name + ending).unlink()
+    backup.rename(database)
+
+    async with Program(variables) as program:
+        listed = await Caller(program).answer("ListTasks", {})
+
+    assert plain.stat().st_size < database.stat().st_size
+    assert [task["id"] for task in listed["result"]["tasks"]] == [kept] != [lost]
 
 
 async def test_the_access_log_names_the_operation(opencode: FakeOpenCode, tmp_path: Path) -> None:

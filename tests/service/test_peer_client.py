@@ -10,11 +10,12 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.a2a.types import HOPS_HEADER
-from opencode_a2a.config import ClientSettings
+from opencode_a2a.config import VARIABLES, ClientSettings
 from opencode_a2a.events import JsonObject
+from opencode_a2a.log.state import State
 from opencode_a2a.messages import Message, Part
+from opencode_a2a.net.egress import Egress, OriginCredential
 from opencode_a2a.peers.client import MAX_HOPS, Peer, Report
-from opencode_a2a.peers.network import Egress, OriginCredential
 from opencode_a2a.peers.received import (
     AnswerGrew,
     ErrorCode,
@@ -25,7 +26,6 @@ from opencode_a2a.peers.received import (
     TaskStatusChanged,
 )
 from opencode_a2a.peers.tool import Pool
-from opencode_a2a.tasks.state import State
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 LOCAL = Egress(allow_private=True)
@@ -369,6 +369,39 @@ async def test_a_card_that_never_comes_is_given_up() -> None:
             await Peer.open(made.url, LOCAL, None, ClientSettings(card_fetch_timeout_seconds=0.05))
 
     assert caught.value.code is ErrorCode.TIMEOUT
+
+
+async def test_the_time_limit_is_for_an_answer_and_not_for_the_work_of_a_message() -> None:
+    done: JsonObject = {
+        "kind": "message",
+        "role": "agent",
+        "messageId": "m",
+        "parts": [{"kind": "text", "text": "done"}],
+    }
+
+    async def slow(made: Stranger, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            await reply(send, card_json(made.url, capabilities={"streaming": False}))
+            return
+        body = orjson.loads((await receive())["body"])
+        await asyncio.sleep(0.5)
+        await reply(send, orjson.dumps({"jsonrpc": "2.0", "id": body["id"], "result": done}))
+
+    settings = ClientSettings(timeout_seconds=0.2)
+    async with (
+        asyncio.timeout(60),
+        stranger(slow) as made,
+        aclosing(await Peer.open(made.url, LOCAL, None, settings)) as peer,
+    ):
+        answer, _ = await heard(lambda report: peer.ask(words("hello"), report))
+        with pytest.raises(PeerError) as caught:
+            await peer.cancel("t-1")
+
+    assert answer == "done"
+    assert caught.value.code is ErrorCode.TIMEOUT
+    # As the page says.
+    page = str(VARIABLES["A2A_CLIENT_TIMEOUT_SECONDS"].info.description)
+    assert "without a stream may take as long as the work" in page
 
 
 async def test_an_endless_event_ends_the_call() -> None:

@@ -201,7 +201,7 @@ async def test_a_frozen_service_is_replaced_and_changes_nothing_when_it_wakes(
         first.signal(Signals.SIGSTOP)
 
         async with ForkedProgram(variables) as second:
-            await second.record("tasks taken up after a restart")
+            await second.record("open tasks recovered")
             taken_up = await Caller(second).get(begun.id)
             first.signal(Signals.SIGCONT)
             status = await first.ended()
@@ -234,3 +234,15 @@ async def test_a_killed_service_is_replaced_at_once_under_its_name(
     assert (ended.state, ended.text) == ("completed", TEXT)
     assert len(opencode.prompts) == 1
     assert status == 0
+
+
+async def test_a_replica_that_is_alone_knows_that_it_would_hear_others(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with started(opencode, tmp_path) as service, asyncio.timeout(60):
+        figures = ""
+        while "\na2a_listen_up 1.0\n" not in figures:
+            await asyncio.sleep(0.05)
+            figures = (await service.http.get("/metrics")).text
+
+    assert "\na2a_replicas 1.0\n" in figures

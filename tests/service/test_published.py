@@ -20,6 +20,7 @@ from pydantic.alias_generators import to_camel
 
 from opencode_a2a.a2a.operations import OPERATIONS, PUSH_OPERATIONS
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.config import VARIABLES
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.extensions import METHODS
 from opencode_a2a.schemas import MAX_BYTES
@@ -35,6 +36,7 @@ pytestmark = [
     pytest.mark.usefixtures("opencode"),
 ]
 
+OVERRIDE = VARIABLES["A2A_ALLOW_DIRECTORY_OVERRIDE"]
 PASSWORD = "a-password-of-some-length"  # noqa: S105 - not a secret
 ANN = [{"scheme": "basic", "username": "ann", "password": PASSWORD}]
 BASIC = {"A2A_BEARER_TOKEN": "", "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(ANN).decode()}
@@ -202,7 +204,12 @@ async def test_a_directory_may_be_chosen_exactly_where_that_is_said(
     wrong = await deployment.refused_fields("opencode.sessions.list", {"directory": "below"})
 
     assert said["allow_override"] == (deployment.name not in ("no root", "no override"))
+    assert ("OPENCODE_WORKSPACE_ROOT" in str(answer)) == (deployment.name == "no root")
+    # The page of the settings says what the setting cannot do without a root.
+    assert "Without a workspace root" in str(OVERRIDE.info.description)
     assert ("result" in answer) == said["allow_override"], answer
+    listed = deployment.said("session_binding")["supported_metadata"]
+    assert ("opencode.directory" in listed) == said["allow_override"]
     assert wrong == (set() if said["allow_override"] else {"directory"})
 
 
@@ -221,12 +228,46 @@ async def test_always_is_listed_exactly_where_it_is_taken(deployment: Deployment
     task = (await deployment.send())["result"]
     task = task.get("task", task)
     asked = task["metadata"]["shared"]["interrupt"]["request_id"]
+    reply = "a2a.interrupt.permission.reply"
 
-    answer = await deployment.answer(
-        "a2a.interrupt.permission.reply", {"request_id": asked, "reply": "always"}
-    )
+    wrong = await deployment.answer(reply, {"request_id": asked, "reply": "perhaps"})
+    answer = await deployment.answer(reply, {"request_id": asked, "reply": "always"})
 
+    offered = wrong["error"]["message"].partition(";")[0]
+    assert [word for word in ("once", "always", "reject") if f"'{word}'" in offered] == [
+        "once",
+        "reject",
+    ]
     assert ("result" in answer) == ("always" in said), answer
+
+
+async def test_a_question_is_settled_by_as_many_answers_as_is_said(deployment: Deployment) -> None:
+    deployment.opencode.play("question-answered")
+    said = deployment.said("interrupt_callback")["question_reply_contract"]["order"]
+    task = (await deployment.send())["result"]
+    asked = task.get("task", task)["metadata"]["shared"]["interrupt"]
+    reply, request = "a2a.interrupt.question.reply", {"request_id": asked["request_id"]}
+
+    for few in ([], [["Red"]], [["Red"], ["S"], ["S"]]):
+        assert await deployment.refused_fields(reply, {**request, "answers": few}) == {"answers"}
+    whole = await deployment.answer(reply, {**request, "answers": [["Red"], ["S"]]})
+
+    assert "one array for each question" in said
+    assert len(asked["details"]["questions"]) == 2
+    assert "result" in whole
+
+
+async def test_every_error_of_a_call_is_one_that_its_method_lists(deployment: Deployment) -> None:
+    wrong = {"INVALID_PARAMS", "INVALID_FIELD", "MISSING_FIELD"}
+    for key, said in [(one.key, deployment.said(one.key)) for one in ALL_EXTENSIONS]:
+        for method, contract in said.get("method_contracts", {}).items():
+            if method not in said["methods"]:
+                continue
+            error = (await deployment.answer(method, {"no_such_field": 5}))["error"]
+            data = error["data"]
+            reason = data["type"] if "type" in data else data[0]["reason"]
+            assert reason in contract["errors"], (key, method)
+            assert wrong & set(contract["errors"]) <= {"INVALID_FIELD", "MISSING_FIELD"}, method
 
 
 async def test_every_method_takes_the_routing_fields_that_it_lists(deployment: Deployment) -> None:
@@ -586,6 +627,12 @@ async def test_a_task_carries_only_the_fields_that_are_listed(deployment: Deploy
 
     assert seen <= set(listed)
     assert {"created_at", "title", "output_negotiation", "error", "finish"} <= seen
+
+
+async def test_health_names_the_profile_that_is_published(deployment: Deployment) -> None:
+    answer = await deployment.service.http.get("/health", headers=deployment.caller.headers)
+
+    assert orjson.loads(answer.content)["profile"] == deployment.said("wire_contract")["profile"]
 
 
 async def test_the_record_of_the_start_names_the_versions_spoken(deployment: Deployment) -> None:

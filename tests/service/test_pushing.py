@@ -1,5 +1,6 @@
 """Web Push: a browser that is subscribed gets a message that only it can read."""
 
+import asyncio
 import hmac
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -10,10 +11,14 @@ import jwt
 import orjson
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from sqlalchemy.engine import Connection
+from structlog.testing import capture_logs
 
+from opencode_a2a.store.schema import tasks, webhooks
 from tests.support.caller import Caller
 from tests.support.front import STRANGERS, started
 from tests.support.opencode import FakeOpenCode
@@ -125,6 +130,43 @@ async def test_a_subscribed_browser_is_told_of_a_request(
     assert claims["sub"] == "mailto:me@example.org"
     assert told[0].headers["content-encoding"] == "aes128gcm"
     assert told[0].headers["urgency"] == "high"
+
+
+async def test_without_a_browser_nothing_is_tried_again(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    opencode.play("permission-once")
+    token, caller = STRANGERS[2], Caller(service, token=STRANGERS[2])
+    gone = Browser(f"{receiver.url}/gone")
+
+    with capture_logs() as records:
+        without = await caller.send("hello")
+        await caller.send("yes", task=without.id)
+        await served(service, without.id)
+        assert await subscribe(service, token, gone.subscription) == 204
+        receiver.answers.append((410, {}))
+        withdrawn = await caller.send("hello")
+        await receiver.until(lambda it: len(it.received) == 1)
+        await caller.send("yes", task=withdrawn.id)
+        await served(service, withdrawn.id)
+
+    assert len(receiver.received) == 1
+    assert [one for one in records if one["log_level"] in ("warning", "error")] == []
+
+
+async def served(service: Running, task_id: str) -> None:
+    """Wait until all that can be told of a task has been told."""
+    assert service.service.parts is not None
+    database = service.service.parts.database
+    joined = webhooks.join(tasks, webhooks.c.task_no == tasks.c.no)
+    query = sa.select(webhooks.c.state).select_from(joined).where(tasks.c.id == task_id)
+
+    def states(connection: Connection) -> list[str]:
+        return list(connection.execute(query).scalars())
+
+    async with asyncio.timeout(60):
+        while await database.read(states) != ["done"]:
+            pass
 
 
 async def test_only_a_subscription_of_a_browser_is_taken_and_only_from_a_caller(

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.log.seen import UNREAD_SECONDS
 from opencode_a2a.store.replicas import MAIL_FORMAT
 from tests.support import stores
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND, PARAMS, UNSUPPORTED, Wire
@@ -135,6 +136,26 @@ async def test_what_one_replica_showed_is_answered_at_the_other(
 
     assert [first.id, second.id] == [shown_there.id, shown_here.id]
     assert (first.state, second.state) == ("completed", "completed")
+
+
+@pytest.mark.requirement("I23")
+async def test_a_doubled_yes_by_context_is_not_for_the_next_task(pair: Pair, there: Caller) -> None:
+    pair.opencode.play("permission-once")
+    first = await there.send("run it")
+    beside: JsonObject = {"opencode": {"new_task": True}}
+    queued = await there.begin("run it", context=first.context_id, metadata=beside)
+    done = await there.send("yes", context=first.context_id)
+    asked = await there.wait(queued.id, "input_required")
+    doubled = await there.ask("send", there.message("yes", contextId=first.context_id))
+    left = await there.get(queued.id)
+    await asyncio.sleep(UNREAD_SECONDS)
+    read = await there.send("yes", context=first.context_id)
+
+    assert (done.id, done.state) == (first.id, "completed")
+    assert "ls -la" in asked.said
+    doubled.refuses(UNSUPPORTED)
+    assert (left.state, left.history) == ("input_required", ["run it"])
+    assert (read.id, read.state) == (queued.id, "completed")
 
 
 async def test_an_answer_that_is_not_understood_is_refused_alike(

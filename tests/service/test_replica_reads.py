@@ -9,7 +9,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.tasks import remote
+from opencode_a2a.log import remote
 from tests.support.answers import Answer, Update, Wire
 from tests.support.caller import Caller, Following
 from tests.support.opencode import FakeOpenCode

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from opencode_a2a.cluster import mailbox, ownership
 from opencode_a2a.events import JsonObject
-from opencode_a2a.tasks import mailbox, ownership
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
@@ -524,6 +524,31 @@ async def test_one_that_is_cut_off_from_the_database_shows_and_changes_nothing(
     assert (after.task.state, after.task.text) == ("completed", TEXT)
     assert later == log
     assert len(fake.prompts) == 1
+
+
+async def test_a_cancel_is_answered_though_the_owner_was_cut_off_meanwhile(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with Relay(stores.server().port) as relay, cluster([fake], tmp_path) as replicas:
+        url = relay.url(stores.url(replicas.state))
+        a = await replicas.start("a", A2A_TASK_STORE_DATABASE_URL=url)
+        await replicas.runs("one")
+        # It does not take over before a is back.
+        b = await replicas.start("b", lease=30.0)
+        fake.stopping.clear()
+        async with streaming(fake, a) as following:
+            stopping = asyncio.create_task(fake.asked("abort", 1))
+            canceling = asyncio.create_task(Caller(b).cancel(following.task.id))
+            await stopping
+            relay.down = True
+            relay.break_off()
+            with pytest.raises(RefusedError, match="STREAM_ENDED"):
+                await following.rest()
+        relay.down = False
+        fake.stopping.set()
+        canceled = await canceling
+
+    assert (canceled.state, canceled.text) == ("canceled", "one two ")
 
 
 async def test_of_two_with_one_name_the_first_is_told_so_and_ends(

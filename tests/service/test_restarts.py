@@ -15,19 +15,21 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.config import InterruptSettings
 from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
+from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.log.log import TaskLog
+from opencode_a2a.log.state import LogEvent
+from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.schema import tasks
-from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.open import OpenTask, OpenTasks
-from opencode_a2a.tasks.state import LogEvent
-from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
+from opencode_a2a.turns.interrupts import WorkInterrupts
 from opencode_a2a.turns.job import Log
-from opencode_a2a.turns.sessions import BoundSession, Sessions, TurnLock
+from opencode_a2a.turns.sessions import Sessions, TurnLock, TurnSession
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 from opencode_a2a.turns.turn import Turn
 from tests.support import stores
-from tests.support.answers import Answer, RefusedError, Update, Wire, fold
+from tests.support.answers import UNSUPPORTED, Answer, RefusedError, Update, Wire, fold
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
@@ -59,7 +61,7 @@ async def test_a_damaged_task_is_named_and_left_out_of_the_list(
             listed = await Caller(service).answer("ListTasks", {})
 
     assert {task["id"] for task in listed["result"]["tasks"]} == {sent[0], sent[2]}
-    assert [one["row"] for one in records if one["event"] == "a task cannot be read"] == [sent[1]]
+    assert [one["row"] for one in records if one["event"] == "task could not be read"] == [sent[1]]
 
 
 async def test_an_ended_task_is_the_same_after_a_restart(
@@ -201,7 +203,7 @@ async def test_a_task_that_cannot_be_read_ends_and_the_others_go_on(
 
     assert (lost.state, lost.error_type) == ("failed", "REQUEST_LOST")
     assert answered.state == "completed"
-    assert [one["task_id"] for one in records if one["event"] == "a task cannot be read"] == [
+    assert [one["task_id"] for one in records if one["event"] == "task could not be read"] == [
         unreadable.id
     ]
     async with started(opencode, tmp_path, **STORED) as service:  # it has ended for good
@@ -499,6 +501,39 @@ def answer_waiting(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return waits
 
 
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I6")
+@pytest.mark.requirement("I15")
+async def test_an_answer_whose_response_was_lost_is_not_replaced_by_a_contrary_one(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    opencode.lost.add("RequestSettled")
+    hold = opencode.hold("permission.replied")
+    crashed = crashing(monkeypatch)
+    with capture_logs() as records:
+        async with started(opencode, tmp_path, **STORED) as service:
+            caller = Caller(service)
+            asked = await caller.send("run it")
+            opencode.loses_reply = True
+            with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
+                await caller.begin("yes", task=asked.id, message_id="first")
+            await hold.reached.wait()
+            no = asyncio.create_task(caller.begin("no", task=asked.id, message_id="second"))
+            await crashed.wait()
+        await asyncio.gather(no, return_exceptions=True)
+        monkeypatch.undo()
+        async with started(opencode, tmp_path, **STORED) as service:
+            caller = Caller(service)
+            await caller.wait(asked.id, "working")
+            opencode.release()
+            ended = await caller.ended(asked.id)
+
+    settled = [one["resolution"] for one in records if one["event"] == "interrupt settled"]
+    assert (settled, ended.state) == (["once"], "completed")
+    assert [message["messageId"] for message in ended.raw["history"]][1:] == ["first"]
+
+
 @pytest.mark.requirement("I6")
 @pytest.mark.requirement("I23")
 async def test_a_second_answer_just_after_a_restart_finds_the_request_settled_by_the_first(
@@ -628,11 +663,11 @@ async def test_an_answer_to_a_turn_that_cannot_be_taken_up_again_is_refused_at_o
 
     waits = answer_waiting(monkeypatch)
 
-    async def take(*_: object, **__: object) -> None:
+    async def bind(*_: object, **__: object) -> None:
         await waits.wait()
         raise SessionNotFoundError
 
-    monkeypatch.setattr(Sessions, "take", take)
+    monkeypatch.setattr(Sessions, "bind", bind)
     async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service)
         async with asyncio.timeout(60):
@@ -682,7 +717,7 @@ async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
     if opencode_is == "at another turn of the session":
         await other.acquire()
 
-    async def take(*_: object, **__: object) -> None:
+    async def bind(*_: object, **__: object) -> None:
         await asyncio.get_running_loop().create_future()
 
     run = Turn.run
@@ -691,7 +726,7 @@ async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
         turn.shared.sessions.turn_locks[SessionId(asked.session_id)] = other
         await run(turn, log)
 
-    monkeypatch.setattr(Sessions, "take", take)
+    monkeypatch.setattr(Sessions, "bind", bind)
     monkeypatch.setattr(Turn, "run", run_after_other)
     monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 0.5)
     settings = dict(STORED)
@@ -722,9 +757,9 @@ async def test_a_cancel_is_completed_though_the_service_dies_after_it_told_openc
     told = asyncio.Event()
 
     monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 600)
-    abort = OpenCode.abort_session
+    abort = OpenCode1.abort_session
 
-    async def abort_and_die(client: OpenCode, session_id: SessionId) -> None:
+    async def abort_and_die(client: OpenCode1, session_id: SessionId) -> None:
         await abort(client, session_id)
         told.set()
         await asyncio.get_running_loop().create_future()
@@ -733,7 +768,7 @@ async def test_a_cancel_is_completed_though_the_service_dies_after_it_told_openc
         caller = Caller(service)
         begun = await caller.begin("run it")
         await caller.wait(begun.id, "working", "input_required")
-        monkeypatch.setattr(OpenCode, "abort_session", abort_and_die)
+        monkeypatch.setattr(OpenCode1, "abort_session", abort_and_die)
         canceling = asyncio.create_task(caller.ask("cancel", {"id": begun.id}))
         async with asyncio.timeout(60):
             await told.wait()
@@ -749,6 +784,34 @@ async def test_a_cancel_is_completed_though_the_service_dies_after_it_told_openc
 
 
 @pytest.mark.sqlite_only
+@pytest.mark.requirement("I23")
+async def test_a_doubled_yes_by_context_is_not_for_the_next_task_after_a_restart_either(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UNREAD_SECONDS", "SETTLED_SECONDS"):  # however slow the machine is
+        monkeypatch.setattr(f"opencode_a2a.log.seen.{name}", 600.0)
+    opencode.play("permission-once")
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        first = await caller.send("run it")
+        beside: JsonObject = {"opencode": {"new_task": True}}
+        queued = await caller.begin("run it", context=first.context_id, metadata=beside)
+        done = await caller.send("yes", context=first.context_id)
+        await caller.wait(queued.id, "input_required")
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        doubled = await caller.ask("send", caller.message("yes", contextId=first.context_id))
+        left = await caller.get(queued.id)
+        read = await caller.send("yes", task=queued.id)  # it says what it is for
+
+    assert (done.id, done.state) == (first.id, "completed")
+    doubled.refuses(UNSUPPORTED)
+    assert (left.state, left.history) == ("input_required", ["run it"])
+    assert (read.id, read.state) == (queued.id, "completed")
+
+
+@pytest.mark.sqlite_only
 @pytest.mark.requirement("I3")
 async def test_a_fault_while_a_turn_is_taken_up_again_stops_it_in_opencode(
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -760,7 +823,7 @@ async def test_a_fault_while_a_turn_is_taken_up_again_stops_it_in_opencode(
     async def fail(*_: object, **__: object) -> None:
         raise LookupError
 
-    monkeypatch.setattr(Sessions, "take", fail)
+    monkeypatch.setattr(Sessions, "bind", fail)
     async with started(opencode, tmp_path, **STORED) as service:
         failed = await Caller(service).ended(asked.id)
         at_work = opencode.at_work
@@ -781,17 +844,17 @@ async def test_a_queued_task_that_is_canceled_after_a_restart_does_not_stop_the_
         async with caller.stream("hello", context=first.context_id) as following:
             await following.until(lambda update: "queue" in str(update.progress))
 
-    taking, take = asyncio.Event(), Sessions.take
+    binding, bind = asyncio.Event(), Sessions.bind
 
-    async def take_later(self: Sessions, *place: Any, **how: Any) -> BoundSession:
-        await taking.wait()
-        return await take(self, *place, **how)
+    async def bind_later(self: Sessions, *place: Any, **how: Any) -> TurnSession:
+        await binding.wait()
+        return await bind(self, *place, **how)
 
-    monkeypatch.setattr(Sessions, "take", take_later)
+    monkeypatch.setattr(Sessions, "bind", bind_later)
     async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service)
         canceled = await caller.cancel(following.task.id)
-        taking.set()
+        binding.set()
         opencode.release()
         ended = await caller.ended(first.id)
 
@@ -810,18 +873,18 @@ async def test_a_cancel_in_the_moment_in_which_a_task_is_taken_up_stops_it_in_op
         await hold.reached.wait()
 
     canceling: list[asyncio.Task[None]] = []
-    adopt = OpenTasks.adopt
+    add = OpenTasks.add
 
     async def cancel(task: OpenTask) -> None:
         await task.cancel()
         await task.log.until_ended()
 
-    def adopt_and_cancel(self: OpenTasks, *of: Any) -> OpenTask:
-        task = adopt(self, *of)
+    def add_and_cancel(self: OpenTasks, *of: Any) -> OpenTask:
+        task = add(self, *of)
         canceling.append(asyncio.create_task(cancel(task)))
         return task
 
-    monkeypatch.setattr(OpenTasks, "adopt", adopt_and_cancel)
+    monkeypatch.setattr(OpenTasks, "add", add_and_cancel)
     async with started(opencode, tmp_path, **STORED) as service:
         async with asyncio.timeout(60):
             await asyncio.gather(*canceling)

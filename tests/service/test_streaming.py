@@ -211,9 +211,9 @@ async def test_usage_and_numbers_are_integers_on_the_last_status(caller: Caller)
 
 
 @asynccontextmanager
-async def unread(service: Running, caller: Caller, body: bytes) -> AsyncGenerator[None]:
+async def unread(url: str, caller: Caller, body: bytes) -> AsyncGenerator[None]:
     """A reader that asks for a stream and then reads nothing."""
-    host, port = service.url.removeprefix("http://").split(":")
+    host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     head = [f"POST {caller.target('stream', {})[1]} HTTP/1.1", f"Host: {host}"]
     head += [f"{name}: {value}" for name, value in caller.headers.items()]
@@ -234,7 +234,7 @@ async def test_a_reader_that_does_not_read_slows_nobody(
     name = f"unread {caller.wire.value}"
     opencode.hold()
     body = caller.encode("stream", caller.message("hello", messageId=name, contextId=name))
-    async with unread(service, caller, body):
+    async with unread(service.url, caller, body):
         opencode.release()
         async with caller.stream("hello", message_id=name, context=name) as following:
             await following.rest()

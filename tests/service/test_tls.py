@@ -241,7 +241,7 @@ async def test_a_handshake_that_stalls_is_ended(
 ) -> None:
     certificate, key = authority.issue("first")
     tls = ServerTls(TlsSettings(cert_file=certificate, key_file=key))
-    monkeypatch.setattr("opencode_a2a.web.server.HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr("opencode_a2a.web.socket.HANDSHAKE_SECONDS", 0.05)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, 200, b"", b"text/plain")

@@ -36,7 +36,7 @@ from opencode_a2a.config import PushSettings
 from opencode_a2a.push import loop
 from opencode_a2a.push.loop import RetryTimes
 from tests.support import stores
-from tests.support.answers import NOT_FOUND, PARAMS, Expected, Wire
+from tests.support.answers import NOT_FOUND, PARAMS, UNSUPPORTED, Expected, Wire
 from tests.support.caller import Caller
 from tests.support.certificates import private_key
 from tests.support.front import STRANGERS, Serve, started
@@ -94,6 +94,12 @@ def set_params(caller: Caller, task_id: str, **config: Any) -> dict[str, Any]:
     if caller.wire.modern:
         return {"taskId": task_id, **config}
     return {"taskId": task_id, "pushNotificationConfig": config}
+
+
+async def outcome_of_webhook(caller: Caller, task_id: str) -> str | None:
+    """Return the outcome of the last attempt for the one webhook of a task."""
+    (found,) = (await caller.method("opencode.webhooks.list", {"task_id": task_id}))["items"]
+    return found.get("last_outcome")
 
 
 @pytest.mark.requirement("3.1.7-push-config")
@@ -222,6 +228,75 @@ async def test_a_configuration_of_a_waiting_task_gets_the_question_at_once(
     assert told.content["statusUpdate"]["metadata"]["shared"]["interrupt"]["request_id"]
     assert told.id.partition("-")[0] != again.id.partition("-")[0] == last.id.partition("-")[0]
     assert last.state == "canceled"
+
+
+@pytest.mark.requirement("I23")
+async def test_a_yes_is_not_for_what_no_receiver_could_be_sent(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    caller = Caller(service)
+    opencode.play("permission-once")
+    hold = opencode.hold("message.part.updated")
+    async with receiving() as lost:
+        task = await begin(caller, {"url": lost.url})
+        await lost.until(lambda it: it.states == ["working"])
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+    opencode.release()
+    async with asyncio.timeout(60):
+        while await outcome_of_webhook(caller, task) != "unreachable":
+            pass
+
+    refused = await caller.ask("send", caller.message("yes", taskId=task))
+    left = await caller.get(task)
+    await caller.cancel(task)
+
+    refused.refuses(UNSUPPORTED)
+    assert (left.state, left.history) == ("input_required", ["hello"])
+
+
+@pytest.mark.requirement("4.3.3-push-delivery")
+async def test_a_yes_counts_before_the_receiver_has_replied(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller = Caller(service)
+    opencode.play("permission-once")
+    hold = opencode.hold("message.part.updated")
+    task = await begin(caller, {"url": receiver.url})
+    await receiver.until(lambda it: it.states == ["working"])
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+        while await outcome_of_webhook(caller, task) != "ok":
+            pass
+    receiver.gate.clear()
+    opencode.release()
+    await receiver.until(lambda it: it.states[-1] == "input_required")
+
+    done = await caller.send("yes", task=task)
+    receiver.gate.set()
+    await receiver.ended()
+
+    assert (done.state, done.history) == ("completed", ["hello", "yes"])
+
+
+@pytest.mark.requirement("4.3.3-push-delivery")
+async def test_a_yes_counts_for_what_a_repeated_attempt_has_shown(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller = Caller(service, Wire.RPC03)
+    opencode.play("permission-once")
+    hold = opencode.hold("message.part.updated")
+    receiver.answers.append((503, {"retry-after": "1"}))
+    task = await begin(caller, {"url": receiver.url})
+    await receiver.until(lambda it: it.states == ["working"])
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+    opencode.release()
+    await receiver.until(lambda it: it.states == ["working", "input_required"])
+
+    done = await caller.send("yes", task=task)
+
+    assert (done.state, done.history) == ("completed", ["hello", "yes"])
 
 
 @pytest.mark.requirement("4.3.3-push-delivery")

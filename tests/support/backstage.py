@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.connect import Connection
+from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.managed import USERNAME, ManagedOpenCode
 from opencode_a2a_demo.script import enclose
@@ -146,7 +146,7 @@ def on_disk(workspace: Path) -> dict[str, bytes]:
 @asynccontextmanager
 async def past_service(url: str, password: str | None) -> AsyncGenerator[Driver]:
     """OpenCode's own API, as whoever knows its password can reach it."""
-    async with Connection(url, username=USERNAME, password=password) as there:
+    async with OpenCodeConnection(url, username=USERNAME, password=password) as there:
         await there.choose()
         yield there.driver
 
@@ -154,7 +154,7 @@ async def past_service(url: str, password: str | None) -> AsyncGenerator[Driver]
 async def until_restarted(managed: ManagedOpenCode, killed: int) -> None:
     """Wait until OpenCode answers again as another process than the one that was killed."""
     # It never answers on a connection that it accepted while it was starting.
-    async with Connection(managed.url, password=managed.password, timeout=1) as opencode:
+    async with OpenCodeConnection(managed.url, password=managed.password, timeout=1) as opencode:
         while True:
             with suppress(UpstreamError):
                 found = await opencode.choose(seconds=1)

@@ -32,8 +32,8 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.log.state import Accepted, LogEvent, Recovered
 from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, TurnRequest
-from opencode_a2a.tasks.state import Accepted, LogEvent, Recovered
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBER = st.integers(0, 2**40)

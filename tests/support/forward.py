@@ -26,7 +26,7 @@ class Forwarder:
         self.port = port
         """The port it listens on; chosen at the start if it is 0."""
         self.down = False
-        """While set, new connections are closed at once."""
+        """While set, new connections are closed at once, those that are being made included."""
         self.delay = 0.0
         """Seconds that each piece takes, one way."""
         self.loss = 0.0
@@ -45,6 +45,7 @@ class Forwarder:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        self.down = True
         self.passing.set()
         self.break_off()
         await asyncio.gather(*self._passing)
@@ -70,8 +71,10 @@ class Forwarder:
             far = None if self.down else await asyncio.open_connection(*self._far)
         except OSError:
             far = None
-        if far is None:
+        if far is None or self.down:
             writer.transport.abort()
+            if far is not None:
+                far[1].transport.abort()
             return
         self._open |= (ends := {writer, far[1]})
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from opencode_a2a.opencode.exchange import HttpResponse
+from opencode_a2a.net.exchange import HttpResponse
 
 KINDS: dict[str, Any] = orjson.loads(
     (Path(__file__).parents[1] / "kinds" / "answers.json").read_bytes()

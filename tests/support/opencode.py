@@ -185,6 +185,9 @@ class FakeOpenCode:
         self.changing = asyncio.Event()
         """Clear it to let changes of sessions wait before they are made."""
         self.changing.set()
+        self.stopping = asyncio.Event()
+        """Clear it to let aborts wait before turns stop."""
+        self.stopping.set()
         self.held_agents: asyncio.Event | None = None
         """The next list of agents waits for this."""
         self.held_session: asyncio.Event | None = None
@@ -211,6 +214,8 @@ class FakeOpenCode:
         """The next reply to a request waits for this, and then fails."""
         self.replies_before_failure = 0
         """How many replies are taken before that one."""
+        self.loses_reply = False
+        """Whether the next reply to a request is taken, and the response to it lost."""
         self.replies: list[RequestId] = []
         """The requests that were replied to, as far as the reply was taken."""
         self.aborts: list[SessionId] = []
@@ -506,6 +511,7 @@ class FakeOpenCode:
     async def _abort(self, request: Request) -> Response:
         self.aborts.append(_session_id(request))
         await self._count("abort")
+        await self.stopping.wait()
         turn = self._turns.get(_session_id(request))
         if turn is not None and not self.starved:
             turn.aborted.set()
@@ -540,7 +546,9 @@ class FakeOpenCode:
         self.replies.append(request_id)
         for turn in self._turns.values():
             turn.answer(request_id)
-        return _json(True)
+        lost, self.loses_reply = self.loses_reply, False
+        # A response that ends before its length: the connection breaks.
+        return Response(headers={"content-length": "4"}) if lost else _json(True)
 
 
 class _Leave(Streams):

@@ -19,7 +19,7 @@ import psycopg
 from opencode_a2a.app import Service
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json
-from opencode_a2a.web.server import Server, server
+from opencode_a2a.web.socket import Server, server
 from tests.support import stores
 from tests.support.opencode import FakeOpenCode
 from tests.support.ports import free_port

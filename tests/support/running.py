@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from starlette.types import ASGIApp, Send
 
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.web.server import Server, server
+from opencode_a2a.web.socket import Server, server
 from opencode_a2a.web.tls import ServerTls
 
 

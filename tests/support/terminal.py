@@ -4,6 +4,7 @@ import asyncio
 import codecs
 import fcntl
 import os
+import signal
 import struct
 import sys
 import termios
@@ -82,6 +83,10 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     async def interrupt(self) -> None:
         """Press Ctrl-C once the command sleeps.

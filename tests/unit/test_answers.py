@@ -21,8 +21,8 @@ from opencode_a2a.turns.answers import (
     Reply,
     Scope,
     accepted,
-    decide,
     understand,
+    understand_plan_answer,
 )
 
 OPTIONS = [QuestionOption("Red", "warm"), QuestionOption("Dark blue"), QuestionOption("7")]
@@ -379,15 +379,29 @@ PLAN = Interrupted(RequestId("plan_msg_1"), "plan", SESSION, number=4)
     ],
 )
 def test_only_a_go_without_conditions_approves_a_plan(said: str, meant: PlanDecision) -> None:
-    assert decide(Message("m", "user", [Part("text", text=said)]), PLAN, ALL_TOLD) == meant
+    assert (
+        understand_plan_answer(Message("m", "user", [Part("text", text=said)]), PLAN, ALL_TOLD)
+        == meant
+    )
 
 
 def test_a_plan_is_approved_by_data() -> None:
     data: Json = {"reply": "go", "message": "gently", "request_id": "plan_msg_1"}
 
-    decision = decide(Message("m", "user", [Part("data", data=data)]), PLAN, ALL_TOLD)
+    decision = understand_plan_answer(
+        Message("m", "user", [Part("data", data=data)]), PLAN, ALL_TOLD
+    )
 
     assert decision == PlanDecision("go", "gently")
+
+
+def test_a_plan_is_dropped_by_data() -> None:
+    # Who names it need not have been shown it by this task.
+    data: Json = {"reply": "cancel", "request_id": "plan_msg_1"}
+
+    decision = understand_plan_answer(Message("m", "user", [Part("data", data=data)]), PLAN, 0)
+
+    assert decision == PlanDecision("cancel")
 
 
 @pytest.mark.parametrize(
@@ -397,11 +411,12 @@ def test_a_plan_is_approved_by_data() -> None:
         (Part("text", text="3 go"), ALL_TOLD),
         (Part("data", data={"reply": "go", "request_id": "plan_msg_0"}), ALL_TOLD),
         (Part("data", data={"reply": "go", "number": 3}), ALL_TOLD),
+        (Part("data", data={"reply": "cancel", "request_id": "plan_msg_0"}), ALL_TOLD),
     ],
 )
-def test_an_answer_to_something_else_does_not_approve_a_plan(part: Part, told: int) -> None:
+def test_an_answer_to_something_else_decides_about_no_plan(part: Part, told: int) -> None:
     with pytest.raises(OutdatedAnswerError):
-        decide(Message("m", "user", [part]), PLAN, told)
+        understand_plan_answer(Message("m", "user", [part]), PLAN, told)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +429,7 @@ def test_an_answer_to_something_else_does_not_approve_a_plan(part: Part, told: i
 )
 def test_a_go_with_something_else_is_not_understood(parts: list[Part]) -> None:
     with pytest.raises(NotUnderstoodError):
-        decide(Message("m", "user", parts), PLAN, ALL_TOLD)
+        understand_plan_answer(Message("m", "user", parts), PLAN, ALL_TOLD)
 
 
 def message(*parts: Json) -> Message:

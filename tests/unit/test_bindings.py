@@ -11,12 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import PushSettings, Settings, StreamSettings
-from opencode_a2a.errors import SessionNotFoundError
+from opencode_a2a.errors import Off, SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.messages import MessageIds
-from opencode_a2a.peers.network import FetchResult
+from opencode_a2a.net.egress import FetchResult
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES
@@ -36,9 +36,15 @@ class Echo(Dispatcher):
     """An extension method that gives back what it got."""
 
     def __init__(self) -> None:
-        self.names = frozenset({"opencode.echo", "opencode.fail", "opencode.crash"})
-        self.disabled = {}
         self.calls: list[str] = []
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset({"opencode.echo", "opencode.fail", "opencode.crash"})
+
+    @property
+    def disabled(self) -> dict[str, Off]:
+        return {}
 
     async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
         self.calls.append(name)
@@ -67,7 +73,7 @@ async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     operations = Operations(tasks, cards, fetch, webhooks, sender, MessageIds(b"key"))
     options = BindingOptions(Version.V03, StreamSettings(), Streams(), EXTENSION_NAMES)
     routes = [
-        RpcBinding(operations, echo, options).route(),
+        *RpcBinding(operations, echo, options).routes(),
         *RestBinding(operations, cards, options).routes(),
     ]
     app = Refusals(Router(routes))

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import load
+from opencode_a2a.errors import Feature
 from opencode_a2a.events import JsonObject
 from opencode_a2a.server.card import Cards
 
@@ -120,6 +121,43 @@ def test_the_extended_card_says_more_in_the_form_of_its_line() -> None:
     assert modern.skills[0].examples
     params = (old.capabilities.extensions or [])[2].params or {}
     assert "block_contracts" in params
+
+
+async def test_cards_follow_what_opencode_can_do() -> None:
+    missing: set[Feature] = set()
+    cards = Cards(SETTINGS, 0, missing=lambda: frozenset(missing))
+    transport = httpx.ASGITransport(Starlette(routes=cards.routes()))
+
+    async def told() -> tuple[bool, bool, str, str]:
+        """Whether profiles and plans are offered, and how the method for todo lists stands."""
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
+            public = (await client.get(PATH)).text
+        await cards.refresh()
+        extended = cards.extended(Version.V1)
+        described = cast(JsonObject, extended["capabilities"])["extensions"]
+        params = {
+            str(one["uri"]).partition("#")[2]: one["params"]
+            for one in cast(list[dict[str, JsonObject]], described)
+        }
+        method = "opencode.sessions.todo"
+        contracts = cast(JsonObject, params["opencode-session-management-v1"]["method_contracts"])
+        wire = cast(JsonObject, params["a2a-wire-contract-v1"]["extensions"])
+        conditions = cast(JsonObject, wire["conditionally_available_methods"])
+        state = cast(JsonObject, contracts[method])["availability"]
+        listed = method in cast(list[str], wire["jsonrpc_methods"])
+        return (
+            '"read-only"' in public,
+            '"opencode.plan"' in public,
+            str(state),
+            "offered" if listed else str(conditions[method]),
+        )
+
+    before = await told()
+    missing.update({"rules", "todos"})
+    then = await told()
+
+    assert before == (True, True, "enabled", "offered")
+    assert then == (False, False, "not_in_opencode", "{'reason': 'not_in_opencode'}")
 
 
 def test_the_hybrid_form_is_right_for_rest_clients_of_0_3() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.store import replicas, webhooks
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
@@ -67,9 +68,9 @@ async def test_a_webhook_is_claimed_by_one_replica_until_the_outcome_is_stored_o
         await it.owner.write(webhooks.note_changes, {it.task_no: 7})
         meanwhile = await it.claim(it.owner)
         taken = replace(it.hook, acked=2)
-        stored = await it.other.write(webhooks.update, me, taken, 1)
+        stored = await it.other.write(webhooks.update, me, taken, it.hook)
         next_one = await it.claim(it.owner)
-        late = await it.other.write(webhooks.update, me, taken, 1)
+        late = await it.other.write(webhooks.update, me, taken, it.hook)
         await it.sql("UPDATE replicas SET gone = clock_timestamp() WHERE name = 'a'")
         left = await it.claim(it.other)
         backlog = await it.other.read(webhooks.backlog, me, LATEST)
@@ -87,11 +88,29 @@ async def test_a_receiver_that_is_away_is_tried_when_the_replica_that_held_it_ba
     async with shared(tmp_path) as it:
         later = replace(it.hook, next_at=500_000)
         await it.claim(it.owner)
-        await it.owner.write(webhooks.update, it.owner.replica, later, 1, keep=True)
+        await it.owner.write(webhooks.update, it.owner.replica, later, it.hook, keep=True)
         held = await it.claim(it.other)
         await it.sql("UPDATE replicas SET gone = clock_timestamp() WHERE name = 'a'")
 
         assert (held, await it.claim(it.other)) == ([], [it.hook.no])
+
+
+@pytest.mark.parametrize("state", ["active", "failed"])
+async def test_a_retry_that_is_asked_for_during_an_attempt_is_not_undone_by_its_failure(
+    tmp_path: Path, state: webhooks.HookState
+) -> None:
+    async with shared(tmp_path) as it:
+        me = it.owner.replica
+        failed = replace(it.hook, state=state, attempts=1, failing_since=1, next_at=500_000)
+        await it.claim(it.owner)
+        await it.other.write(webhooks.try_again, it.hook.no)
+        stored = await it.owner.write(webhooks.update, me, failed, it.hook)
+        await it.owner.write(webhooks.release, me, it.hook.no)
+        (row,) = await it.owner.read(webhooks.of_task, it.task_no)
+
+    assert not stored
+    assert (row.state, row.attempts, row.failing_since) == ("active", 0, None)
+    assert (row.next_at or 0) <= now_ms()
 
 
 async def test_webhooks_at_a_replica_that_does_not_claim_are_left_to_it(tmp_path: Path) -> None:
@@ -134,6 +153,13 @@ async def test_a_row_of_an_earlier_version_is_looked_at(tmp_path: Path) -> None:
     assert found == {"h": 8, "old": 8}
 
 
+async def until_locked(state: Path) -> None:
+    """Wait until somebody waits for a lock."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with psycopg.connect(stores.url(state), autocommit=True) as watch:
+        await until(lambda: watch.execute(waiting).fetchall() == [(1,)])
+
+
 async def test_a_webhook_that_is_set_while_a_change_is_stored_is_told_of_it(tmp_path: Path) -> None:
     async with shared(tmp_path) as it:
         change = StatusChange(it.task_no, "p", "working", "completed", 1, b"{}", b"{}")
@@ -143,9 +169,7 @@ async def test_a_webhook_that_is_set_while_a_change_is_stored_is_told_of_it(tmp_
             owner.execute("UPDATE tasks SET status = '' WHERE no = %s", (it.task_no,))
             owner.execute("UPDATE webhooks SET changed = 3 WHERE task_no = %s", (it.task_no,))
             setting = asyncio.create_task(it.other.write(webhooks.put, new))
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            with psycopg.connect(stores.url(tmp_path), autocommit=True) as watch:
-                await until(lambda: watch.execute(waiting).fetchall() == [(1,)])
+            await until_locked(tmp_path)
             owner.commit()
         row, _ = await setting  # whoever looks at the log now finds the change
         await it.owner.write(task_rows.append, [], [change])
@@ -154,3 +178,14 @@ async def test_a_webhook_that_is_set_while_a_change_is_stored_is_told_of_it(tmp_
 
     assert row.changed == LOOK
     assert found == {it.hook.no: 4, row.no: 4}
+
+
+async def test_who_deletes_a_webhook_learns_who_has_claimed_it_meanwhile(tmp_path: Path) -> None:
+    async with shared(tmp_path) as it:
+        with psycopg.connect(stores.url(tmp_path)) as claiming:
+            claiming.execute("UPDATE webhooks SET claimed_by = 7")
+            deleting = asyncio.create_task(it.other.write(webhooks.delete, it.task_no, "h"))
+            await until_locked(tmp_path)
+            claiming.commit()
+
+        assert await deleting == (it.hook.no, 7)

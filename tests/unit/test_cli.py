@@ -16,10 +16,10 @@ from opencode_a2a.cli import COMMANDS, main
 from opencode_a2a.cli.doctor import check_database_file, check_issuer, check_port, judge
 from opencode_a2a.cli.screen import Screen
 from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings, load
+from opencode_a2a.log.state import State
 from opencode_a2a.opencode.kinds import of_version, problem_of
 from opencode_a2a.peers.received import PeerProgress, TaskStatusChanged
 from opencode_a2a.printable import one_line
-from opencode_a2a.tasks.state import State
 from tests.support.issuer import local_issuer
 
 
@@ -143,7 +143,7 @@ asyncio.run(start())
         "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "work"),
     }
     databases = ("psycopg", "sqlalchemy.dialects.postgresql", "opencode_a2a.store.postgres")
-    requests = ("h11", "httpcore2", "httpx2", "opencode_a2a.peers.http")
+    requests = ("h11", "httpcore2", "httpx2", "opencode_a2a.net.http")
     peers = ("opencode_a2a.peers.client", "opencode_a2a.peers.tool", "opencode_a2a.peers.mcp")
     security = ("cryptography", "jwt", "opencode_a2a.web.oidc")
     traces = ("opentelemetry", "opencode_a2a.otel")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
-from opencode_a2a.opencode.client import Location, OpenCode, well_formed
+from opencode_a2a.opencode.client import Location, OpenCode1, well_formed
 from opencode_a2a.opencode.translate import mask_paths
 from opencode_a2a.opencode.types import (
     CommandCall,
@@ -136,14 +137,14 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def opencode(server: Recorder, runner: asyncio.Runner) -> Iterator[OpenCode]:
-    client = OpenCode(server.url, timeout=30)
+def opencode(server: Recorder, runner: asyncio.Runner) -> Iterator[OpenCode1]:
+    client = OpenCode1(server.url, timeout=30)
     runner.run(client.__aenter__())
     yield client
     runner.run(client.__aexit__())
 
 
-Call = Callable[[OpenCode, str], Awaitable[object]]
+Call = Callable[[OpenCode1, str], Awaitable[object]]
 
 CALLS: dict[str, tuple[str, str, Call]] = {
     "get": ("ses", "GET /session/{}", lambda c, i: c.session(SessionId(i))),
@@ -233,7 +234,7 @@ IDS = st.one_of(
 @example(value="..")
 @example(value="")
 def test_an_id_is_one_path_segment_or_not_sent_at_all(
-    name: str, value: str, server: Recorder, opencode: OpenCode, runner: asyncio.Runner
+    name: str, value: str, server: Recorder, opencode: OpenCode1, runner: asyncio.Runner
 ) -> None:
     prefix, template, call = CALLS[name]
     server.seen.clear()
@@ -259,7 +260,7 @@ async def _awaited(awaitable: Awaitable[object]) -> object:
 @given(directory=st.text(min_size=1), pattern=st.text(min_size=1))
 @example(directory="/a b/ü&workspace=wrk_1#x?y=%2F..", pattern="+%20&directory=/etc")
 def test_query_values_arrive_as_they_are_and_change_nothing_else(
-    directory: str, pattern: str, server: Recorder, opencode: OpenCode, runner: asyncio.Runner
+    directory: str, pattern: str, server: Recorder, opencode: OpenCode1, runner: asyncio.Runner
 ) -> None:
     server.seen.clear()
     server.answer = Canned(body=b"[]")
@@ -277,7 +278,7 @@ def test_query_values_arrive_as_they_are_and_change_nothing_else(
 async def test_a_workspace_takes_the_place_of_the_directory(server: Recorder) -> None:
     server.answer = Canned(body=b"[]")
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         await opencode.agents(at=Location("/somewhere", "wrk_1"))
         with pytest.raises(UpstreamNotFoundError):
             await opencode.agents(at=Location(workspace="wrk_1&directory=/"))
@@ -364,7 +365,7 @@ async def test_a_refusal_becomes_one_error_of_the_tree(
 ) -> None:
     server.answer = Canned(status, content, media_type, {"location": "/elsewhere"})
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         with pytest.raises(ServiceError) as caught:
             await opencode.message(SES, MSG)
 
@@ -380,7 +381,7 @@ async def test_a_refusal_becomes_one_error_of_the_tree(
 async def test_an_unknown_permission_is_not_found_and_names_no_session(server: Recorder) -> None:
     server.answer = Canned(404, body(_tag="PermissionNotFoundError", message="gone"))
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         with pytest.raises(UpstreamNotFoundError) as caught:
             await opencode.reply_permission(RequestId("per_1"), "reject", "no")
 
@@ -405,7 +406,7 @@ async def test_an_answer_of_another_form_is_a_payload_error(
 ) -> None:
     server.answer = answer
 
-    async with OpenCode(server.url, max_response_bytes=65_536) as opencode:
+    async with OpenCode1(server.url, max_response_bytes=65_536) as opencode:
         with pytest.raises(UpstreamPayloadError) as caught:
             await opencode.session(SES)
 
@@ -414,7 +415,7 @@ async def test_an_answer_of_another_form_is_a_payload_error(
 
 
 async def test_a_closed_port_is_unreachable() -> None:
-    async with OpenCode("http://127.0.0.1:1") as opencode:
+    async with OpenCode1("http://127.0.0.1:1") as opencode:
         with pytest.raises(UpstreamUnreachableError) as caught:
             await opencode.health()
 
@@ -428,7 +429,7 @@ async def test_an_ordinary_call_times_out_and_a_turn_does_not(server: Recorder) 
         f"/session/{SES}/message": Canned(body=LAST, release=release),
     }
 
-    async with OpenCode(server.url, timeout=0.05) as opencode, asyncio.TaskGroup() as group:
+    async with OpenCode1(server.url, timeout=0.05) as opencode, asyncio.TaskGroup() as group:
         turn = group.create_task(opencode.prompt(SES, HELLO))
         with pytest.raises(UpstreamTimeoutError):
             await opencode.vcs()
@@ -439,13 +440,46 @@ async def test_an_ordinary_call_times_out_and_a_turn_does_not(server: Recorder) 
     assert message.info.id == "msg_a"
 
 
+@pytest.mark.requirement("I6")
+async def test_a_prompt_is_held_back_if_the_lease_is_lost_while_connecting() -> None:
+    loop, held, checked = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    held.set()
+
+    async def wait_for_lease() -> None:
+        checked.set()
+        await held.wait()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        listening.setblocking(False)
+        host, port = listening.getsockname()
+        first = socket.create_connection((host, port))  # there is no room for another
+        async with OpenCode1(f"http://{host}:{port}") as opencode, asyncio.timeout(60):
+            opencode.before_change = wait_for_lease
+            sending = asyncio.create_task(opencode.prompt_async(SES, HELLO))
+            await checked.wait()
+            held.clear()
+            (await loop.sock_accept(listening))[0].close()
+            first.close()
+            connection, _ = await loop.sock_accept(listening)
+            with connection:
+                reading = asyncio.create_task(loop.sock_recv(connection, 4096))
+                written_early, _ = await asyncio.wait([reading], timeout=0.3)
+                held.set()
+                written = await reading
+                await loop.sock_sendall(connection, b"HTTP/1.1 204 No Content\r\n\r\n")
+                await sending
+
+    assert not written_early
+    assert written.startswith(f"POST /session/{SES}/prompt_async ".encode())
+
+
 async def test_the_limit_refuses_calls_but_never_those_that_end_a_turn(server: Recorder) -> None:
     release = threading.Event()
     server.answer = Canned(body=b"true")
     server.slow_targets = {f"/session/{SES}/message": Canned(body=LAST, release=release)}
 
     async with (
-        OpenCode(server.url, max_concurrent_requests=1) as opencode,
+        OpenCode1(server.url, max_concurrent_requests=1) as opencode,
         asyncio.TaskGroup() as group,
         asyncio.timeout(60),
     ):
@@ -466,7 +500,7 @@ async def test_credentials_go_as_basic_and_stay_out_of_the_url(
 ) -> None:
     server.answer = Canned(body=body(healthy=True, version="1.18.33"))
     url = server.url.replace("//", "//me:p%20w@") if in_url else server.url
-    client = OpenCode(url) if in_url else OpenCode(url, username="me", password="p w")  # noqa: S106
+    client = OpenCode1(url) if in_url else OpenCode1(url, username="me", password="p w")  # noqa: S106
 
     async with client as opencode:
         health = await opencode.health()
@@ -489,7 +523,7 @@ async def test_a_prompt_is_sent_in_opencodes_spelling_with_nulls_kept_in_schemas
         format=OutputFormat(json_schema={"default": None}),
     )
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         await opencode.prompt_async(SES, prompt)
 
     assert orjson.loads(server.seen[0].body) == {
@@ -505,7 +539,7 @@ async def test_a_prompt_is_sent_in_opencodes_spelling_with_nulls_kept_in_schemas
 async def test_the_answer_to_prompt_async_has_to_be_empty(server: Recorder) -> None:
     server.answer = Canned(body=b"{}")
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         with pytest.raises(UpstreamPayloadError):
             await opencode.prompt_async(SES, HELLO)
 
@@ -532,7 +566,7 @@ async def test_a_page_of_messages_keeps_unknown_parts_and_the_cursor(server: Rec
         body=orjson.dumps([{"info": ASSISTANT, "parts": parts}]), headers={"x-next-cursor": "abc"}
     )
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         page = await opencode.messages(SES, limit=1, before="c+/=")
 
     assert server.seen[0].target == f"/session/{SES}/message?limit=1&before=c%2B%2F%3D"
@@ -550,7 +584,7 @@ async def test_a_stored_part_that_is_malformed_does_not_hide_the_others(server: 
     messages = [{"info": ASSISTANT, "parts": parts}, {"info": ASSISTANT, "parts": parts[1:2]}]
     server.answer = Canned(body=orjson.dumps(messages))
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         page = await opencode.messages(SES)
 
     kept = [[part.id for part in message.parts] for message in page.items]
@@ -561,7 +595,7 @@ async def test_status_tells_busy_from_retry(server: Recorder) -> None:
     retry = {"type": "retry", "attempt": 1, "message": "Rate limit", "next": 5}
     server.answer = Canned(body=orjson.dumps({"ses_1": {"type": "busy"}, "ses_2": retry}))
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         status = await opencode.session_status(at=Location("/w"))
 
     assert status == {
@@ -584,7 +618,7 @@ async def test_provider_lists_lose_their_keys_and_their_malformed_entries(
     catalogue = {"all": [provider, {"id": "broken"}], "default": {"p": "m"}, "connected": ["p"]}
     server.answer = Canned(body=orjson.dumps(catalogue))
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         providers = await opencode.provider_catalogue()
 
     assert "hunter2" not in providers.model_dump_json()
@@ -594,7 +628,7 @@ async def test_provider_lists_lose_their_keys_and_their_malformed_entries(
 async def test_a_catalogue_of_another_form_is_a_payload_error(server: Recorder) -> None:
     server.answer = Canned(body=body(all={}, default={}, connected=[]))
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         with pytest.raises(UpstreamPayloadError):
             await opencode.provider_catalogue()
 
@@ -602,7 +636,7 @@ async def test_a_catalogue_of_another_form_is_a_payload_error(server: Recorder) 
 async def test_a_session_is_created_with_what_was_said_and_nothing_more(server: Recorder) -> None:
     server.answer = Canned(400, b"{}")
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         with pytest.raises(UpstreamHttpError):
             await opencode.create_session(SessionDraft(title="T"), at=Location("/w s"))
 
@@ -618,7 +652,7 @@ async def test_events_come_as_bytes_until_the_stream_ends(server: Recorder) -> N
     server.answer = Canned(body=b"data: {}\n\n", media_type="text/event-stream")
 
     received = bytearray()
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         await opencode.events(received.extend)
 
     assert received == b"data: {}\n\n"
@@ -637,7 +671,7 @@ async def test_an_event_stream_that_is_none_is_refused(
 ) -> None:
     server.answer = answer
 
-    async with OpenCode(server.url) as opencode:
+    async with OpenCode1(server.url) as opencode:
         with pytest.raises(kind):
             await opencode.events(bytearray().extend)
 

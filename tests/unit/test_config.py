@@ -1091,7 +1091,9 @@ def test_a_message_needs_the_address_for_its_link_and_somebody_it_is_for() -> No
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [
-        (notifying({"kind": "pager"}), "A2A_NOTIFY: entry 1"),
+        (notifying({"kind": "pager"}), "A2A_NOTIFY: entry 1: 'kind' should be one of 'ntfy', "),
+        (notifying({}), "A2A_NOTIFY: entry 1: 'kind' is missing"),
+        ({"A2A_NOTIFY": json.dumps(NTFY)}, "A2A_NOTIFY: should be an array"),
         (notifying({"kind": "slack", "url": "hunter2"}), "A2A_NOTIFY: entry 1, slack, url"),
         (notifying({**NTFY, "url": "http://ntfy.sh/t"}), "A2A_NOTIFY: entry 1, ntfy, url"),
         (notifying({**NTFY, "url": "https://ntfy.sh/"}), "A2A_NOTIFY: entry 1, ntfy, url"),

@@ -13,7 +13,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import ModelRef, Principal
 from opencode_a2a.messages import Message, Part, PromptPart, Routing
-from opencode_a2a.peers.network import EgressError, Fetched, FetchResult
+from opencode_a2a.net.egress import EgressError, Fetched, FetchResult
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 
 PNG = base64.b64decode(
@@ -132,8 +132,11 @@ def test_routing_is_looked_up_in_the_params_first_and_then_in_the_message() -> N
         "mine": 5,
     }
 
-    assert read_metadata(params, message) == (Routing("ses_1", "a", "w", ModelRef("p", "m")), None)
-    assert read_metadata(None, None) == (Routing(), None)
+    routing = Routing("ses_1", "a", "w", ModelRef("p", "m"))
+    assert read_metadata(params, message) == (routing, None, None)
+    assert read_metadata(None, None) == (Routing(), None, None)
+    tried: JsonObject = {"opencode": {"sign_in": "2026-11-18T10:00:00.004Z"}}
+    assert read_metadata(None, tried) == (Routing(), None, 1_794_996_000_004)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,8 @@ def test_routing_is_looked_up_in_the_params_first_and_then_in_the_message() -> N
             "metadata.shared.model.providerID",
         ),
         ({"opencode": {"directory": ["/"]}}, "metadata.opencode.directory"),
+        ({"opencode": {"sign_in": "now"}}, "metadata.opencode.sign_in"),
+        ({"opencode": {"sign_in": "2026-11-18T10:00:00"}}, "metadata.opencode.sign_in"),
     ],
 )
 def test_metadata_of_a_wrong_shape_are_named(metadata: JsonObject, field: str) -> None:

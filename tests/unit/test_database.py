@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from opencode_a2a.databases import KINDS
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, make_engine
+from opencode_a2a.store.database import Database, engine_of, make_engine
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.schema import STEPS, version
 from opencode_a2a.store.tasks import TaskRow
@@ -56,6 +57,27 @@ async def test_a_file_that_cannot_be_opened_is_refused_with_a_remedy(tmp_path: P
     with pytest.raises(DatabaseError, match="A2A_TASK_STORE_DATABASE_URL"):
         async with Database(url(tmp_path)):
             pass
+
+
+async def test_a_write_is_stored_although_the_log_of_the_file_cannot_be_emptied(
+    tmp_path: Path,
+) -> None:
+    """It is emptied after something was erased; on a full disk, for one, it cannot be."""
+
+    def forbid(action: int, name: str | None, *_: object) -> int:
+        refused = action == sqlite3.SQLITE_PRAGMA and name == "wal_checkpoint"
+        return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+
+    def erase(connection: sa.Connection) -> int:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_authorizer(forbid)
+        engine_of(connection).erase(connection)
+        return select_version(connection)
+
+    async with Database(url(tmp_path / "tasks.db")) as database:
+        assert await database.write(erase) == len(STEPS)
+        assert await database.write(select_version) == len(STEPS)
 
 
 async def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
@@ -185,3 +207,27 @@ async def test_a_failure_of_the_driver_is_told_without_its_text(tmp_path: Path) 
                 await attempt(broken)
             assert "missing_table" not in caught.value.message
         await database.check()
+
+
+@pytest.mark.both_databases
+async def test_any_number_of_sessions_takes_few_statements_to_ask_for_their_owners(
+    tmp_path: Path,
+) -> None:
+    sessions = [SessionId(f"ses_{number}") for number in range(600)]
+    theirs = {sessions[0], sessions[255], sessions[256], sessions[599]}
+    statements: set[str] = set()
+
+    def ask(connection: sa.Connection, count: int) -> set[SessionId]:
+        def note(*told: object) -> None:
+            statements.add(str(told[2]))
+
+        event.listen(connection, "before_cursor_execute", note)
+        asked = sessions[:count]
+        return task_rows.sessions_of_others(connection, Principal("me"), asked, 0)
+
+    async with Database(stores.url(tmp_path)) as database:
+        for session in theirs:
+            await database.write(task_rows.own_session, Principal("you"), session, MAIN)
+        for count in (0, *range(1, 600, 7), 256, 257, 512, 600):
+            assert await database.read(ask, count) == theirs & set(sessions[:count])
+    assert len(statements) <= 9  # the driver keeps each of them

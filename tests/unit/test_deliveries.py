@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,37 +11,41 @@ from typing import Any
 
 import jwt
 import pytest
+import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.cluster.fleet import Fleet, Member
 from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, UpstreamEntry
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Resumed, Started, TextGrew
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
+from opencode_a2a.log.log import LogWriter, TaskLog
+from opencode_a2a.log.state import TERMINAL, Entry
+from opencode_a2a.log.stored import load_task
 from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, TurnRequest
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.push import loop as module
 from opencode_a2a.push.loop import Deliveries, Notification, Receipt, RetryTimes
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.replicas import Census
+from opencode_a2a.store.schema import webhooks as table
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import recovery
-from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import SessionRights
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 from tests.support import stores
 from tests.support.receiver import receiving
 
@@ -60,12 +64,16 @@ class Sent:
         self.outcome = Receipt("ok", ok=True)
         self.faults: list[Exception] = []
         """Raised by what is sent next."""
+        self.gate = asyncio.Event()
+        """While it is cleared, nothing is answered."""
+        self.gate.set()
         self.changed = asyncio.Condition()
 
-    async def send(self, row: HookRow, told: Notification, /) -> Receipt:
+    async def send(self, row: HookRow, told: Notification, _: Callable[[], None], /) -> Receipt:
         async with self.changed:
             self.told.append(told)
             self.changed.notify_all()
+        await self.gate.wait()
         if self.faults:
             raise self.faults.pop()
         return self.outcome
@@ -83,7 +91,7 @@ class Desk:
         self.writer = LogWriter(database)
         self._numbers = itertools.count()
         # No task is started, so that no turns are needed.
-        entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
+        entry, behind = UpstreamEntry(name=MAIN, managed=1), OpenCodeServer("", "", None)
         errands = Errands(
             database,
             Feed.__new__(Feed),
@@ -95,6 +103,8 @@ class Desk:
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.webhooks)
         self.deliveries = Deliveries(database, self.writer, self.tasks.open, settings, self.sent)
+        self.running: list[asyncio.Task[None]] = []
+        """The writer of the logs and the deliveries."""
 
     async def task(self, push: PushConfig | None = CONFIG) -> TaskLog:
         message = Message(f"m-{next(self._numbers)}", "user", [Part("text", text="hello")])
@@ -127,14 +137,15 @@ async def desk(retries: RetryTimes = QUICK, **settings: float) -> AsyncGenerator
         one = Desk(database, PushSettings.model_validate(settings))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "RETRIES", retries)
-            parts = one.writer.run(), one.deliveries.run()
-            running = [asyncio.create_task(part) for part in parts]
+            one.running = [
+                asyncio.create_task(part) for part in (one.writer.run(), one.deliveries.run())
+            ]
             try:
                 yield one
             finally:
-                for part in running:
+                for part in one.running:
                     part.cancel()
-                await asyncio.wait(running)
+                await asyncio.wait(one.running)
 
 
 def asked(number: int) -> Interrupted:
@@ -328,6 +339,62 @@ async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_awa
         await it.row(second, "done")
 
 
+@pytest.mark.requirement("I21")
+async def test_a_retry_at_another_replica_counts_though_its_notification_was_lost() -> None:
+    async with desk(SLOW) as it:
+        it.sent.outcome = Receipt("unreachable", away=True)
+        log = await it.task()
+        await log.append([DONE])
+        row = await it.waiting(log)
+        await it.database.write(module.webhooks.try_again, row.no)
+        it.sent.outcome = Receipt("ok", ok=True)
+        it.database.dispatch("")
+
+        assert (await it.row(log, "done")).last_outcome == "ok"
+
+
+async def test_what_was_not_sent_says_nothing_about_a_receiver_that_is_away() -> None:
+    destination = module.Destination()
+    destination.note(Receipt("unreachable", away=True), 0)
+    destination.note(Receipt("skipped", ok=True, tried=False), 1)
+
+    assert destination.failures == 1
+    assert destination.wait > 1
+
+    destination.note(Receipt("http_500"), 1)
+
+    assert destination.failures == 0
+
+
+@pytest.mark.requirement("I21")
+async def test_at_a_stop_what_is_being_sent_is_finished_and_what_waits_is_left_to_others() -> None:
+    async def claims(log: TaskLog) -> tuple[int | None, int | None]:
+        query = sa.select(table.c.claimed_by, table.c.next_at).where(table.c.task_no == log.no)
+        claim, next_at = await it.database.read(lambda one: one.execute(query).one())
+        return claim, next_at
+
+    async with desk(SLOW) as it:
+        it.sent.outcome = Receipt("unreachable", away=True)
+        waiting = await it.task(replace(CONFIG, url="https://away.test/x"))
+        await waiting.append([DONE])
+        await it.waiting(waiting)
+        held = await claims(waiting)
+        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.gate.clear()
+        log = await it.task()
+        await log.append([DONE])
+        await it.sent.until(2)
+        _, deliveries = it.running
+        deliveries.cancel()
+        await asyncio.sleep(0)
+        it.sent.gate.set()
+        await asyncio.wait([deliveries])
+
+        assert held[0] is not None
+        assert await claims(waiting) == (None, None)
+        assert [(one.state, one.acked) for one in await it.webhooks.of_task(log)] == [("done", 2)]
+
+
 async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other() -> None:
     async with desk(SLOW, give_up_hours=1e-5) as it:
         it.sent.outcome = Receipt("tls", away=True)
@@ -461,7 +528,7 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
         await log.append([DONE])
         (entry,) = log.state.state_changes
         row = HookRow(log.no, "c", "k" * 16, "ann", "1.0", receiver.url, 0, "Bearer")
-        outcome = await sender.send(row, Notification(log.ref, 2, True, entry))
+        outcome = await sender.send(row, Notification(log.ref, 2, True, entry), lambda: None)
         await sender.aclose()
 
     (told,) = receiver.received
@@ -488,3 +555,55 @@ async def test_what_is_held_back_has_not_failed_and_is_sent_later() -> None:
 
         assert (held.failing_since, held.attempts) == (None, 0)
         assert done.acked == log.state.seq
+
+
+@pytest.mark.requirement("I21")
+async def test_a_retry_counts_that_is_asked_for_while_a_failure_is_being_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk(SLOW, give_up_hours=1e-9) as it:
+        it.sent.outcome = Receipt("http_503")
+        log = await it.task()
+        store = it.database.write_until_stored
+
+        async def late(*given: Any, **named: Any) -> Any:
+            if given[0] is module.webhooks.update:
+                monkeypatch.undo()
+                it.sent.outcome = Receipt("ok", ok=True)
+                await it.webhooks.retry(log, "c")
+            return await store(*given, **named)
+
+        monkeypatch.setattr(it.database, "write_until_stored", late)
+        await log.append([DONE])
+
+        assert (await it.row(log, "done")).last_outcome == "ok"
+
+
+@pytest.mark.requirement("I21")
+async def test_a_notice_without_a_target_here_is_left_to_other_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as it:
+
+        async def ready(operation: str) -> None:
+            """Nobody has taken over."""
+
+        async def notice() -> tuple[str, str | None]:
+            query = sa.select(table.c.state, table.c.last_outcome)
+            state, outcome = await it.database.read(lambda one: one.execute(query).one())
+            return state, outcome
+
+        monkeypatch.setattr(it.database, "check_writable", ready)
+        it.webhooks.notices_for = lambda _: ["phone"]
+        it.database.census = stores.SHARED
+        log = await it.task(push=None)
+        await log.append([Started()])
+        async with asyncio.timeout(60):
+            while (left := await notice())[1] is None:
+                pass
+        it.database.census = Census()
+        async with asyncio.timeout(60):
+            while (ended := await notice())[0] == "active":
+                pass
+
+        assert (left, ended) == (("active", "no_target"), ("done", "no_target"))

@@ -91,8 +91,9 @@ def names_in(path: Path) -> tuple[set[str], dict[str, set[str]]]:
     return named(tree), {node.name: named(node) for node in classes}
 
 
-def test_what_the_page_about_the_architecture_names_exists() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+def test_what_the_pages_about_the_architecture_name_exists() -> None:
+    pages = ("architecture.md", "decisions.md", "extending.md")
+    page = "".join((ROOT / "docs" / name).read_text() for name in pages)
     modules = {
         path.relative_to(PACKAGE).as_posix(): names_in(path) for path in PACKAGE.rglob("*.py")
     }
@@ -264,6 +265,74 @@ def test_the_upgrade_page_names_settings_that_are_read_or_warned_of() -> None:
     }
 
     assert named - set(VARIABLES) == gone | {one.variable for one in RETIRED.values()}
+
+
+EARLIER_DEFAULTS: dict[str, object] = {
+    "OPENCODE_BASE_URL": "http://127.0.0.1:4096",
+    "OPENCODE_MANAGED_SERVER": False,
+    "OPENCODE_MANAGED_SERVER_HOST": "127.0.0.1",
+    "OPENCODE_MANAGED_SERVER_PORT": None,
+    "OPENCODE_COMMAND": "opencode",
+    "OPENCODE_STARTUP_TIMEOUT": 20,
+    "OPENCODE_WORKSPACE_ROOT": None,
+    "OPENCODE_PROVIDER_ID": None,
+    "OPENCODE_MODEL_ID": None,
+    "OPENCODE_TIMEOUT": 120,
+    "OPENCODE_TIMEOUT_STREAM": 900,
+    "OPENCODE_AGENT": None,
+    "OPENCODE_SYSTEM": None,
+    "OPENCODE_VARIANT": None,
+    "OPENCODE_MAX_CONCURRENT_REQUESTS": 32,
+    "OPENCODE_MAX_CONCURRENT_STREAMS": 8,
+    "OPENCODE_AUTH_USERNAME": "opencode",
+    "OPENCODE_AUTH_PASSWORD": None,
+    "A2A_HOST": "127.0.0.1",
+    "A2A_PORT": 8000,
+    "A2A_PUBLIC_URL": "http://127.0.0.1:8000",
+    "A2A_TITLE": "OpenCode A2A",
+    "A2A_PROTOCOL_VERSION": "0.3",
+    "A2A_SUPPORTED_PROTOCOL_VERSIONS": ("0.3", "1.0"),
+    "A2A_LOG_LEVEL": "WARNING",
+    "A2A_LOG_PAYLOADS": False,
+    "A2A_LOG_BODY_LIMIT": 0,
+    "A2A_MAX_REQUEST_BODY_BYTES": 2**20,
+    "A2A_ALLOW_DIRECTORY_OVERRIDE": True,
+    "A2A_ENABLE_SESSION_SHELL": False,
+    "A2A_ENABLE_WORKSPACE_MUTATIONS": False,
+    "A2A_METRICS_ENABLED": True,
+    "A2A_ALLOWED_ORIGINS": (),
+    "A2A_ALLOWED_HOSTS": (),
+    "A2A_RATE_LIMIT_ENABLED": True,
+    "A2A_RATE_LIMIT_WINDOW_SECONDS": 60,
+    "A2A_RATE_LIMIT_MAX_REQUESTS": 120,
+    "A2A_STREAM_MAX_BYTES": 64 * 2**20,
+    "A2A_STREAM_MAX_DURATION_SECONDS": 3600,
+    "A2A_STREAM_IDLE_TIMEOUT_SECONDS": 120,
+    "A2A_TASK_STORE_BACKEND": "database",
+    "A2A_TASK_STORE_DATABASE_URL": "sqlite+aiosqlite:///./opencode-a2a.db",
+    "A2A_INTERRUPT_REQUEST_TTL_SECONDS": 10800,
+    "A2A_CLIENT_TIMEOUT_SECONDS": 30,
+    "A2A_CLIENT_CARD_FETCH_TIMEOUT_SECONDS": 5,
+    "A2A_CLIENT_USE_CLIENT_PREFERENCE": False,
+    "A2A_CLIENT_SUPPORTED_TRANSPORTS": ("JSONRPC", "HTTP+JSON"),
+    "A2A_CLIENT_BEARER_TOKEN": None,
+    "A2A_CLIENT_BASIC_AUTH": None,
+    "A2A_CLIENT_ALLOWED_HOSTS": (),
+    "A2A_CLIENT_ALLOW_PRIVATE_HOSTS": False,
+    "A2A_CLIENT_POLLING_FALLBACK_ENABLED": False,
+}
+"""The settings of the earlier adapter if nobody set them: 1.4, or the last that had them."""
+
+
+def test_the_upgrade_page_names_every_setting_whose_default_has_changed() -> None:
+    changed = {
+        name
+        for name, earlier in EARLIER_DEFAULTS.items()
+        if VARIABLES[name].info.get_default(call_default_factory=True) != earlier
+    }
+
+    assert len(changed) >= 10
+    assert [name for name in sorted(changed) if f"`{name}`" not in upgrade_page()] == []
 
 
 def upgrade_page() -> str:

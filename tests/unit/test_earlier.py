@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.ids import ContextId, Principal
+from opencode_a2a.log.stored import load_task
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.authorship import Author, SourceChangedError, author_of, reading
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
-from opencode_a2a.tasks.log import load_task
 from opencode_a2a_import import ImportFailedError, import_database
 from tests.support import stores
 from tests.support.program import run

@@ -57,13 +57,13 @@ from opencode_a2a.extensions.params import (
     read_result,
     write,
 )
-from opencode_a2a.extensions.registry import Access
+from opencode_a2a.extensions.registry import NOTHING, Access
 from opencode_a2a.extensions.sessions import SESSIONS, SessionListParams, StatusItem
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.log.state import Accepted, TaskRef, TaskState
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import ALL_EXTENSIONS, wire_contract
-from opencode_a2a.tasks.state import Accepted, TaskRef, TaskState
 from tools.docs import errors_page, methods_page, specifications_page
 
 ON = load({}, {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})
@@ -310,8 +310,9 @@ def _collect(value: Any, found: dict[str, set[str]]) -> None:
 
 
 def test_the_declared_metadata_are_those_that_are_written() -> None:
-    declared_: Any = STREAM_HINTS.public(Settings()) | STREAM_HINTS.extended(Settings())
-    session: Any = SESSION_BINDING.extended(Settings())
+    shown, more = STREAM_HINTS.public, STREAM_HINTS.extended
+    declared_: Any = shown(Settings(), NOTHING) | more(Settings(), NOTHING)
+    session: Any = SESSION_BINDING.extended(Settings(), NOTHING)
 
     fields = written()
 
@@ -324,7 +325,7 @@ def test_the_declared_metadata_are_those_that_are_written() -> None:
 
 
 def test_the_declared_blocks_are_those_that_are_written() -> None:
-    declared_: Any = STREAM_HINTS.extended(Settings())["block_contracts"]
+    declared_: Any = STREAM_HINTS.extended(Settings(), NOTHING)["block_contracts"]
     blocks: dict[str, set[str]] = {}
     for told in _updates():
         artifact = told.get("artifactUpdate", {}).get("artifact")

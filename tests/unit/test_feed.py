@@ -207,7 +207,7 @@ async def test_a_known_child_can_be_adopted() -> None:
     stream = Stream()
     async with running(quick(stream)) as feed:
         turn = feed.follow(ROOT)
-        turn.adopt(CHILD)
+        turn.follow_child(CHILD)
         stream.say(CONNECTED, delta(CHILD, "x"))
 
         assert texts(await until(turn, "x")) == ["x"]
@@ -326,7 +326,7 @@ async def test_a_closed_subscription_hears_nothing_more() -> None:
     async with running(quick(stream)) as feed:
         await feed_connected(feed, stream)
         with closing(feed.follow(ROOT)) as turn:
-            turn.adopt(CHILD)
+            turn.follow_child(CHILD)
         other = feed.follow(CHILD)
         stream.say(delta(ROOT, "a"), delta(CHILD, "b"))
 
@@ -362,7 +362,7 @@ async def test_an_opencode_that_is_slow_to_greet_is_given_more_time(
 
 def heard(feed: Feed) -> list[tuple[dict[str, str], bool]]:
     """Return what a turn that is resumed is told first: pieces, and whether they are all."""
-    with closing(feed.follow(ROOT, resumes=True)) as subscription:
+    with closing(feed.follow(ROOT, recovered=True)) as subscription:
         items = [*subscription._text, *subscription._inbox]  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # without waiting
     texts = [item for item in items if isinstance(item, HeardText)]
     assert len(texts) == len(items)

@@ -1,8 +1,9 @@
 """Ownership and fence as a state machine, run against the statements that PostgreSQL gets.
 
-Replicas register, take OpenCodes, write logs, freeze inside of a transaction, are declared gone, go
-on as if nothing had happened, hand over, stop, and are lost by a failover after which another one
-gets their number. A model says what each of them may do; the tables have to agree after each step.
+Replicas register, take OpenCodes, write logs, freeze inside of a transaction, take and lose their
+locks, are declared gone, go on as if nothing had happened, hand over, stop, and are lost by a
+failover after which another one gets their number. A model says what each of them may do; the
+tables have to agree after each step.
 """
 
 import asyncio
@@ -32,10 +33,11 @@ from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import make_engine
 from opencode_a2a.store.engine import Engine, PendingWrite, Replica, WriteResult
+from opencode_a2a.store.replicas import LastOwner
 from opencode_a2a.store.tasks import Segment
 from tests.support import stores
 
-LEASE = 60.0
+TAKE_LOCK = f"SELECT pg_advisory_lock_shared({replicas.LIFE_LOCK.format('%s')})".encode()
 UPSTREAMS = {"x": 1, "y": 2}
 """The OpenCodes, and the number of the task that runs in each."""
 NAMES = ("one", "two", "three")
@@ -51,8 +53,11 @@ class Process:
     engine: Engine
     gone: bool = False
     """It may change nothing any more, whether it knows that or not."""
-    silent: bool = False
-    """Its last commit was more than a lease ago."""
+    commits: int = 0
+    looked: "dict[Process, int]" = field(default_factory=dict["Process", int])
+    """How often others had committed a lease ago."""
+    lock: psycopg.Connection[Any] | None = None
+    """The connection that holds its lock."""
     owns: set[str] = field(default_factory=set[str])
     """What it believes to own."""
     frozen: "Frozen | None" = None
@@ -66,6 +71,15 @@ class Process:
         loop_future: asyncio.Future[Any] = asyncio.Future(loop=LOOP)
         [result] = self.engine.write([PendingWrite(fn, (), {}, loop_future)])
         return result
+
+    def disconnect(self) -> None:
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
+
+    def silent(self, others: "list[Process]") -> "list[Process]":
+        """Return those that have not committed since this one looked, as the model knows it."""
+        return [one for one in others if self.looked.get(one) == one.commits and not one.frozen]
 
 
 LOOP = asyncio.new_event_loop()
@@ -116,8 +130,8 @@ class Replicas(RuleBasedStateMachine):
         self.processes: list[Process] = []
         self.made = 0
         self.owners: dict[str, Process | None] = dict.fromkeys(UPSTREAMS)
-        self.clean: dict[str, bool] = dict.fromkeys(UPSTREAMS, False)
-        """Whether the last owner handed it over."""
+        self.last_owners = dict.fromkeys(UPSTREAMS, LastOwner.NONE)
+        """What the next owner is told of the one before."""
         self.logs: dict[str, list[str]] = {name: [] for name in UPSTREAMS}
 
     @initialize()
@@ -137,6 +151,7 @@ class Replicas(RuleBasedStateMachine):
                 process.frozen.thaw()
         for process in self.processes:
             process.engine.close()
+            process.disconnect()
         self.admin.close()
 
     def pick(self, number: int, *, awake: bool = True) -> Process | None:
@@ -156,12 +171,13 @@ class Replicas(RuleBasedStateMachine):
         namesakes = [one for one in self.processes if one.name == name]
         if any(one.frozen for one in namesakes) or len(self.processes) > 5:
             return  # it would wait until the transaction is ended
-        engine = make_engine(self.url, Replica(name, LEASE))
+        engine = make_engine(self.url, Replica(name, 60.0))
         engine.open()
         self.made += 1
         for one in namesakes:
             one.gone = True
         self.processes.append(Process(f"{name} {self.made}", name, engine))
+        self.connect(len(self.processes) - 1)
 
     @precondition(lambda self: self.processes)
     @rule(number=index, upstream=st.sampled_from([*UPSTREAMS]))
@@ -182,7 +198,7 @@ class Replicas(RuleBasedStateMachine):
         if process.gone:
             assert process.engine.fenced is not None
             return
-        process.silent = False
+        process.commits += 1
         if upstream is not None:
             self.logs[upstream].append(process.id)
 
@@ -211,32 +227,68 @@ class Replicas(RuleBasedStateMachine):
 
     @precondition(lambda self: self.processes)
     @rule(number=index)
-    def fall_silent(self, number: int) -> None:
-        """Let more than a lease pass since the last commit of a live replica."""
-        process = self.pick(number)
-        if process is None or process.gone:
-            return  # its number may be that of another by now
-        process.silent = True
-        self.admin.execute(
-            "UPDATE replicas SET seen = seen - interval '1 hour' WHERE no = %s", (process.no,)
-        )
+    def look(self, number: int) -> None:
+        """Note how often the others have committed, and let more than a lease pass."""
+        if process := self.pick(number):
+            process.looked = {one: one.commits for one in self.processes if one is not process}
 
     @precondition(lambda self: self.processes)
     @rule(number=index)
-    def declare_gone(self, number: int) -> None:
+    def connect(self, number: int) -> None:
+        """Take the lock of a replica by a connection of its own, if it has none."""
+        process = self.pick(number, awake=False)
+        if process is not None and process.lock is None:
+            process.lock = psycopg.connect(self.url, autocommit=True)
+            process.lock.execute(TAKE_LOCK, (str(process.no),))
+
+    @precondition(lambda self: self.processes)
+    @rule(number=index)
+    def disconnect(self, number: int) -> None:
+        """Break the connection with the lock; the replica itself may go on."""
+        process = self.pick(number, awake=False)
+        if process is None or process.lock is None:
+            return
+        backend = process.lock.info.backend_pid
+        process.disconnect()
+        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        while self.admin.execute(left, (backend,)).fetchone() != (0,):
+            pass
+
+    @precondition(lambda self: self.processes)
+    @rule(number=index, by_lock=st.booleans(), meanwhile=st.none() | index)
+    def declare_gone(
+        self, number: int, by_lock: bool = False, meanwhile: int | None = None
+    ) -> None:
+        """Declare those gone that have not committed since this one looked.
+
+        ``meanwhile`` has it look now, and another one commit something after that.
+        """
         process = self.pick(number)
         if process is None:
             return
+        if meanwhile is not None:
+            self.look(number)
+            self.beat(meanwhile)
         others = [one for one in self.processes if one is not process and not one.gone]
-        result = process.write(
-            lambda connection: replicas.declare_gone(connection, [one.no for one in others], LEASE)
-        )
+        counted = {one.no: process.looked[one] for one in others if one in process.looked}
+        if by_lock:
+            result = process.write(
+                lambda c: replicas.declare_gone_if_unlocked(c, process.no, counted)
+            )
+        else:
+            result = process.write(lambda c: replicas.declare_gone(c, counted))
         self.committed(process, result)
         if result.error is None:
-            gone = [one for one in others if one.silent and not one.frozen]
+            gone = process.silent(others)
+            if by_lock:
+                gone = [one for one in gone if not self.locked(one) and self.locked(process)]
             assert sorted(result.value) == sorted(one.no for one in gone)
             for one in gone:
                 one.gone = True
+
+    def locked(self, process: Process) -> bool:
+        """Whether the lock of a number is held; a process that was lost may have had it before."""
+        return any(one.no == process.no and one.lock for one in self.processes)
 
     @precondition(lambda self: self.processes)
     @rule(number=index)
@@ -245,7 +297,7 @@ class Replicas(RuleBasedStateMachine):
         process = self.pick(number)
         if process is None:
             return
-        free = {name: self.clean[name] for name in UPSTREAMS if self.owner(name) is None}
+        free = {name: self.last_owners[name] for name in UPSTREAMS if self.owner(name) is None}
         result = process.write(
             lambda connection: replicas.become_owner(connection, process.no, [*UPSTREAMS])
         )
@@ -253,7 +305,7 @@ class Replicas(RuleBasedStateMachine):
         if result.error is None:
             assert result.value == free
             for name in free:
-                self.owners[name], self.clean[name] = process, False
+                self.owners[name], self.last_owners[name] = process, LastOwner.GONE
                 process.owns.add(name)
 
     @precondition(lambda self: self.processes)
@@ -268,7 +320,7 @@ class Replicas(RuleBasedStateMachine):
         self.committed(process, result)
         if result.error is None:
             for name in process.owns:
-                self.owners[name], self.clean[name] = None, True
+                self.owners[name], self.last_owners[name] = None, LastOwner.HANDED_OVER
         process.owns = set()
 
     @precondition(lambda self: self.processes)
@@ -276,6 +328,7 @@ class Replicas(RuleBasedStateMachine):
     def stop(self, number: int) -> None:
         if process := self.pick(number):
             process.engine.close()
+            process.disconnect()
             self.processes.remove(process)
             process.gone = True
 
@@ -293,6 +346,8 @@ class Replicas(RuleBasedStateMachine):
             "SELECT setval(pg_get_serial_sequence('replicas', 'no'), %s, false)", (process.no,)
         )
         for upstream, owner in self.owners.items():
+            if owner is not None and owner.no >= process.no:
+                self.last_owners[upstream] = LastOwner.NONE
             if owner is process:
                 self.owners[upstream] = None
         process.gone = True
@@ -377,7 +432,7 @@ def test_replica_that_was_declared_gone_writes_nothing(
         machine.take(0)
         machine.write(0, "x")
         machine.register("two")
-        machine.fall_silent(0)
+        machine.look(1)
         machine.declare_gone(1)
         machine.take(1)
 
@@ -400,4 +455,31 @@ def test_replica_whose_number_was_given_again_writes_nothing(
         machine.write(0, "x")
         machine.write(1, "x")
 
+        machine.logs_are_those_of_their_owners()
+
+
+@pytest.mark.requirement("I18")
+def test_replica_with_a_lock_is_not_taken_for_ended_and_one_without_writes_nothing(
+    replicas_on_postgres: type[Replicas],
+) -> None:
+    with closing_machine(replicas_on_postgres) as machine:
+        machine.register("one")
+        machine.take(0)
+        machine.register("two")
+        machine.look(1)
+        machine.declare_gone(1, by_lock=True)
+        machine.disconnect(0)
+        machine.disconnect(1)
+        machine.declare_gone(1, by_lock=True)
+        machine.connect(1)
+        machine.declare_gone(1, by_lock=True, meanwhile=0)
+        before = machine.processes[0].gone
+        machine.look(1)
+        machine.declare_gone(1, by_lock=True)
+        machine.take(1)
+
+        machine.write(0, "x")
+        machine.write(1, "x")
+
+        assert (before, machine.processes[0].gone) == (False, True)
         machine.logs_are_those_of_their_owners()

@@ -116,6 +116,14 @@ def test_a_plain_command_is_covered(line: str) -> None:
     assert ECHO.covers(ANN, command(line))
 
 
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize("workdir", ["/elsewhere", "/work/sub", "sub", ""])
+def test_a_command_in_another_directory_is_asked_for(workdir: str) -> None:
+    assert ECHO.covers(ANN, command("pytest -q"))
+    assert ECHO.covers(ANN, command("pytest -q", workdir="/work"))
+    assert not ECHO.covers(ANN, command("pytest -q", workdir=workdir))
+
+
 def test_text_of_the_command_is_no_wildcard() -> None:
     assert not replace(FOR_TASK, patterns=("e* *",)).covers(ANN, command("eval x"))
     assert not replace(FOR_TASK, patterns=("? *",)).covers(ANN, command("w x"))

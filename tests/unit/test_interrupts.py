@@ -10,28 +10,29 @@ from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     SessionNotFoundError,
     StoreUnavailableError,
+    UpstreamAwayError,
     UpstreamNotFoundError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
-from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.client import Location, OpenCode1
 from opencode_a2a.store.database import Database
-from opencode_a2a.turns import interrupts
+from opencode_a2a.turns import interrupts, shared_interrupts
 from opencode_a2a.turns.answers import Answer, PermissionReply
-from opencode_a2a.turns.interrupts import (
+from opencode_a2a.turns.interrupt_state import (
     CLOCK,
     ELSEWHERE,
     Interrupt,
     Settlement,
-    SharedInterrupts,
     Stage,
     StoredInterrupt,
-    WorkInterrupts,
     judge_end,
     unlogged,
 )
+from opencode_a2a.turns.interrupts import WorkInterrupts
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 ASKED = Interrupted(
     RequestId("per_1"), "permission", SessionId("ses_1"), call_id="call", permission="bash"
@@ -126,7 +127,7 @@ class ReplyingOpenCode:
 
     async def reply_permission(self, request: str, reply: str, *_: object, at: Location) -> None:
         if self.away:
-            raise UpstreamUnreachableError
+            raise UpstreamAwayError
         if request == self.unknown:
             raise UpstreamNotFoundError
         self.asked.set()
@@ -148,9 +149,9 @@ async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.Monk
     opencode = ReplyingOpenCode()
     opencode.free.set()
     async with Database("sqlite://") as database:
-        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
         with monkeypatch.context() as earlier:
-            earlier.setattr(interrupts, "now_ms", lambda: 1)
+            earlier.setattr(shared_interrupts, "now_ms", lambda: 1)
             await shared.store_asked(OWNER, PENDING)
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
@@ -165,7 +166,7 @@ async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.Monk
 async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
     opencode = ReplyingOpenCode()
     async with Database("sqlite://") as database:
-        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
         await work.ask_and_settle([PENDING])
@@ -182,7 +183,7 @@ async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
 
 async def test_a_sub_agent_whose_session_is_deleted_right_after_it_asked_is_asked_for() -> None:
     async with Database("sqlite://") as database:
-        shared = SharedInterrupts(database, cast(OpenCode, ReplyingOpenCode()), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode1, ReplyingOpenCode()), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
 
@@ -226,7 +227,7 @@ async def test_a_refusal_before_a_restart_explains_only_what_was_asked_before_it
     other = replace(PENDING, request_id=RequestId("per_2"), asked_at=asked_at)
     refused = StoredInterrupt(PENDING, NO, ended("rejected", "ann"), settled_at=2)
     async with Database("sqlite://") as database:
-        shared = SharedInterrupts(database, cast(OpenCode, ReplyingOpenCode()), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode1, ReplyingOpenCode()), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
 
@@ -243,7 +244,7 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
     second = replace(first, request_id=RequestId("per_2"))
     granted = Answer(PermissionReply("once", scope="task"), "ann")
     async with Database("sqlite://") as database:
-        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
         await work.ask_and_settle([first, second])
@@ -283,7 +284,7 @@ async def test_an_answer_to_two_can_be_sent_again_while_the_database_keeps_one_f
         return event.is_set()
 
     async with Database("sqlite://") as database:
-        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
         await work.ask_and_settle([PENDING, second])

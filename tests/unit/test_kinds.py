@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from opencode_a2a.opencode.client import OpenCode
-from opencode_a2a.opencode.exchange import HttpResponse
+from opencode_a2a.net.exchange import HttpResponse
+from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.kinds import (
     ASKED,
     Found,
@@ -49,7 +49,7 @@ async def test_a_server_is_asked_until_its_kind_is_known(name: str) -> None:
 @pytest.mark.parametrize("name", ["1.18.33", "preview 16350", "2.0.5", "2.2.6", "a web page"])
 async def test_a_kind_is_told_over_a_socket(name: str) -> None:
     with answering(name) as url:
-        async with OpenCode(url) as opencode:
+        async with OpenCode1(url) as opencode:
             found = await probe(opencode.answer)
 
     assert [found.kind.name, found.version] == KINDS[name]["found"]
@@ -63,11 +63,11 @@ async def test_nothing_and_something_that_speaks_no_http_are_told_apart() -> Non
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with OpenCode(f"http://127.0.0.1:{port}") as opencode:
+        async with OpenCode1(f"http://127.0.0.1:{port}") as opencode:
             other = await probe(opencode.answer)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        async with OpenCode(f"http://127.0.0.1:{unused.getsockname()[1]}") as opencode:
+        async with OpenCode1(f"http://127.0.0.1:{unused.getsockname()[1]}") as opencode:
             nothing = await probe(opencode.answer)
 
     assert (other, nothing) == (Found(Kind.OTHER), Found(Kind.NOTHING))

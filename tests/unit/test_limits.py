@@ -15,7 +15,7 @@ from opencode_a2a.config import AccessSettings, LimitSettings, ServiceSettings, 
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import Trace, begin_trace, current_trace, trace_headers
-from opencode_a2a.web import server
+from opencode_a2a.web import socket
 from opencode_a2a.web.auth import AcceptedCredential
 from opencode_a2a.web.browser import SignIns, StateRecords
 from opencode_a2a.web.edge import (
@@ -276,7 +276,7 @@ async def test_a_sender_who_leaves_in_the_middle_reaches_nobody() -> None:
 async def test_headers_that_do_not_come_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "HEADER_SECONDS", 0.05)
     async with running(echo) as url, asyncio.timeout(60):
         async with raw(url) as started:
             await started.send(b"GET / HTTP/1.1\r\nhost: ")

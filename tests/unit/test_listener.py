@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import pytest
 
+from opencode_a2a.clock import Lease
 from opencode_a2a.store import listener
 from opencode_a2a.store.listener import Listener
 
@@ -33,7 +34,7 @@ class LateConnection:
             cls.again.set()
         return cls()
 
-    async def execute(self, _: object) -> Self:
+    async def execute(self, _: object, __: object = ()) -> Self:
         return self
 
     async def fetchone(self) -> tuple[str]:
@@ -50,6 +51,8 @@ class LateConnection:
 
 class Heard:
     census: Any = SimpleNamespace(has_others=True)
+    lease = Lease(4 * BEAT_SECONDS)
+    replica = 1
 
     def notify(self, text: str, /, *, alone: bool = False) -> None:
         LateConnection.beats.append(text)
@@ -63,7 +66,7 @@ async def test_a_beat_that_comes_when_its_time_is_over_opens_another_connection(
 ) -> None:
     LateConnection.again, LateConnection.beats = asyncio.Event(), []
     monkeypatch.setattr(listener, "AsyncConnection", LateConnection)
-    listening = asyncio.create_task(Listener("", BEAT_SECONDS, 60.0, Heard()).run())
+    listening = asyncio.create_task(Listener("", 60.0, Heard()).run())
     heard = asyncio.create_task(LateConnection.again.wait())
     async with asyncio.timeout(60):
         await asyncio.wait({listening, heard}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opencode_a2a.cluster.fleet import Fleet, Member, MovedError
 from opencode_a2a.config import LimitSettings, PushSettings, UpstreamEntry
 from opencode_a2a.errors import (
     LimitExceededError,
@@ -33,6 +34,11 @@ from opencode_a2a.events import (
     ToolChanged,
 )
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
+from opencode_a2a.log import log as live
+from opencode_a2a.log.log import LogReader, LogWriter, ReadableLog, TaskLog
+from opencode_a2a.log.seen import SETTLED_SECONDS, UNREAD_SECONDS
+from opencode_a2a.log.state import BATCH_BYTES, Cursor, Entry, State, TaskState
+from opencode_a2a.log.stored import Replay
 from opencode_a2a.messages import (
     Answered,
     Message,
@@ -40,32 +46,20 @@ from opencode_a2a.messages import (
     PromptPart,
     TurnRequest,
 )
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import tasks
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.log import (
-    SETTLED_SECONDS,
-    UNREAD_SECONDS,
-    LogReader,
-    LogWriter,
-    ReadableLog,
-    Replay,
-    TaskLog,
-)
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import Cursor, Entry, State, TaskState
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import SessionRights, Sessions, WorkspaceRoot
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 from tests.support import stores
 
 pytestmark = pytest.mark.both_databases(stores.OLDER)
@@ -84,7 +78,7 @@ class Office:
         self.database = database
         self.writer = LogWriter(database)
         # No task is started, so that no turns are needed.
-        entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
+        entry, behind = UpstreamEntry(name=MAIN, managed=1), OpenCodeServer("", "", None)
         errands = Errands(
             database,
             Feed.__new__(Feed),
@@ -93,7 +87,7 @@ class Office:
         )
         # Where a context runs is found by its directory.
         turns, root = SharedTurns.__new__(SharedTurns), WorkspaceRoot(None, allow_override=False)
-        turns.sessions = Sessions(database, OpenCode.__new__(OpenCode), root, 30, MAIN)
+        turns.sessions = Sessions(database, OpenCode1.__new__(OpenCode1), root, 30, MAIN)
         self.member = Member(entry, behind, lambda: (turns, errands))
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
@@ -276,7 +270,7 @@ async def test_a_reader_is_given_large_texts_a_few_at_a_time(
                 texts = [e.event.text for e in await reader.next() if isinstance(e.event, TextGrew)]
                 batches.append(sum(map(len, texts)))
             assert sum(batches) == wanted * piece
-            assert max(batches) <= live.BATCH_BYTES + 8 * piece
+            assert max(batches) <= BATCH_BYTES + 8 * piece
 
 
 @pytest.mark.requirement("I8")
@@ -312,9 +306,9 @@ async def test_one_huge_text_is_written_in_pieces(reads: bool) -> None:
     assert [event.opens for event in grown] == [True] + [False] * (len(grown) - 1)
     assert [event.ends_at for event in grown] == [""] * (len(grown) - 1) + ["evt_1"]
     most = max(sum(len(event.text) for event in batch) for batch in batches)
-    assert most < 2 * live.BATCH_BYTES
+    assert most < 2 * BATCH_BYTES
     assert sum(stored) == len(huge)
-    assert max(stored[1:]) < 2 * live.BATCH_BYTES  # how large they are is known with the first
+    assert max(stored[1:]) < 2 * BATCH_BYTES  # how large they are is known with the first
     assert max(map(len, offered), default=0) < len(grown)
 
 
@@ -583,7 +577,7 @@ async def test_a_request_has_to_be_read_before_a_plain_answer_after_another_was_
 async def test_a_plain_answer_may_be_quick_if_nothing_was_settled_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opencode_a2a.tasks.log.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr("opencode_a2a.log.seen.SETTLED_SECONDS", 0.0)
     async with office() as desk:
         log = await desk.task()
         await log.append([Started(), asking(1)])
@@ -656,3 +650,21 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
         assert (len(asked), desk.tasks.open.all()) == (5, [])
         assert (await stored_task(task.log)).status.state is State.WORKING
         assert (await stored_task(other.log)).status.state is State.COMPLETED
+
+
+@pytest.mark.parametrize("service_stops", [True, False])
+async def test_nothing_is_appended_once_a_task_is_stored_and_left_to_another_replica(
+    service_stops: bool,
+) -> None:
+    async with office() as desk:
+        task = await desk.admit(order("m1"))
+        assert isinstance(task, OpenTask)
+        if service_stops:
+            await desk.tasks.open.close()
+        else:
+            await desk.tasks.open.give_up(desk.member)
+
+        with pytest.raises(MovedError):
+            await task.log.append([Started()])
+
+        assert (await stored_task(task.log)).status.state is State.SUBMITTED

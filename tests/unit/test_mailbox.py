@@ -17,6 +17,17 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.cluster import mailbox as module
+from opencode_a2a.cluster.fleet import Fleet, Here, Member, MovedError, There
+from opencode_a2a.cluster.mailbox import (
+    NOBODY,
+    UNSURE,
+    Mailbox,
+    OwnerCall,
+    SessionQuery,
+    dump_error,
+    load_error,
+)
 from opencode_a2a.config import OpenCodeSettings, UpstreamEntry, load
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -35,28 +46,17 @@ from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher, MethodRequest
 from opencode_a2a.ids import Caller, MessageId, ModelRef, Principal, SessionId, TaskId
 from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing, TurnRequest
-from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
 from opencode_a2a.store.mail import SentRow
 from opencode_a2a.store.replicas import MAIL_FORMAT, Census
-from opencode_a2a.tasks import mailbox as module
-from opencode_a2a.tasks.mailbox import (
-    NOBODY,
-    UNSURE,
-    Mailbox,
-    OwnerCall,
-    SessionQuery,
-    dump_error,
-    load_error,
-)
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import NewWebhook, TaskName, TaskService, WebhookName
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import WorkspaceRoot
 from tests.support import stores
@@ -67,7 +67,7 @@ pytestmark = pytest.mark.postgresql_only
 def fleet_of(database: Database, *, owned: bool) -> Fleet:
     """Return the OpenCode ``x``, which cannot be reached."""
     away = SimpleNamespace(feed=SimpleNamespace(up=asyncio.Event()))
-    behind = Upstream("http://127.0.0.1:9", "", None)
+    behind = OpenCodeServer("http://127.0.0.1:9", "", None)
     entry = UpstreamEntry(name="x", url=behind.url)
     member = Member(entry, behind, lambda: cast("tuple[SharedTurns, Errands]", (away, None)))
     member.owned = owned
@@ -248,7 +248,7 @@ async def test_arguments_and_results_that_cannot_be_read_are_to_be_tried_again(
     with pytest.raises(UpstreamUnreachableError, match="nothing was done"):
         await a.mailbox.ask("x", "double", b'"two"', repeatable=True)
     with pytest.raises(UpstreamUnreachableError, match="may have been done"):
-        await call.run(unowned.place("x"), 2)
+        await call.run(unowned.where("x"), 2)
     running.cancel()
     await asyncio.wait([running])
 
@@ -634,7 +634,7 @@ async def test_an_opencode_is_given_up_when_nobody_holds_it(offices: Offices) ->
         async with member.hold():
             raise AssertionError
     assert await call.run(Here(member), 2) == -1  # it was placed before that
-    assert fleet.place("x") == There("x")
+    assert fleet.where("x") == There("x")
 
 
 async def test_calls_are_declared_once_and_before_the_mailbox_runs(offices: Offices) -> None:

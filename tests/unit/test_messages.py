@@ -12,3 +12,7 @@ def test_an_id_of_a_prompt_shows_whose_it_is() -> None:
     assert not our_ids.made(theirs)
     assert not our_ids.made(MessageId(ours[0][:-1]))
     assert sorted(ours) == ours
+
+
+def test_an_id_that_an_earlier_version_made_is_known() -> None:
+    assert MessageIds(b"one").made(MessageId("msg_0123456789ab0000000ycW5XOn"))

@@ -14,8 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.config import ServiceSettings
-from opencode_a2a.peers.http import client
-from opencode_a2a.peers.network import (
+from opencode_a2a.net.egress import (
     Egress,
     EgressError,
     Fetched,
@@ -29,6 +28,7 @@ from opencode_a2a.peers.network import (
     resolve,
     vet,
 )
+from opencode_a2a.net.http import client
 from tests.support.running import answer, running
 
 LOCAL = Egress(allow_private=True)
@@ -314,7 +314,7 @@ MEMORY = """
 import asyncio, resource, sys
 from opencode_a2a.config import ServiceSettings
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.network import Egress, Fetcher
+from opencode_a2a.net.egress import Egress, Fetcher
 from opencode_a2a.server.content import read_prompt
 
 def peak():

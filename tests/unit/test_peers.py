@@ -12,7 +12,9 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Binding, ClientSettings
 from opencode_a2a.events import Interrupted, Json, JsonObject, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.log.state import State
 from opencode_a2a.messages import Message, Part
+from opencode_a2a.net.egress import Egress, OriginCredential, origin
 from opencode_a2a.peers.client import (
     Interface,
     PeerCard,
@@ -23,7 +25,6 @@ from opencode_a2a.peers.client import (
     read_json,
     send_params,
 )
-from opencode_a2a.peers.network import Egress, OriginCredential, origin
 from opencode_a2a.peers.received import (
     AnswerGrew,
     AnswerReplaced,
@@ -46,7 +47,6 @@ from opencode_a2a.peers.received import (
     read_event,
     read_task,
 )
-from opencode_a2a.tasks.state import State
 
 OPEN = Egress(allow_private=True)
 CHUNKS = st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["delta", "whole", "task"])))

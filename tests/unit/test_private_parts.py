@@ -18,7 +18,7 @@ PROTOCOL = (
     "connection_made", "connection_lost", "data_received", "on_message_begin",
     "on_headers_complete", "on_message_complete", "send_400_response", "shutdown",
 )  # fmt: skip
-"""What ``web.server.Connection`` and the demo model override or call."""
+"""What ``web.socket.Connection`` and the demo model override or call."""
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
@@ -54,7 +54,7 @@ def test_the_server_of_uvicorn_has_what_we_replace() -> None:
 def test_the_transport_of_httpx2_keeps_its_connections_in_a_pool_that_can_be_replaced() -> None:
     transport = httpx2.AsyncHTTPTransport()
 
-    assert isinstance(transport._pool, httpcore2.AsyncConnectionPool)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - peers.http replaces it
+    assert isinstance(transport._pool, httpcore2.AsyncConnectionPool)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - net.http replaces it
     assert "self._pool.handle_async_request" in inspect.getsource(
         httpx2.AsyncHTTPTransport.handle_async_request
     )

@@ -220,7 +220,11 @@ async def test_an_early_end_shows_the_command_and_the_last_lines(tmp_path: Path)
     assert str(error).splitlines()[-1] == "  line 59"
 
 
-async def test_a_start_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+async def test_a_start_that_takes_too_long_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The program is asked for its version afterwards, and does not tell that either.
+    monkeypatch.setattr("opencode_a2a.opencode.managed.VERSION_SECONDS", 0.5)
     child = "if os.fork() == 0: os.setsid()"
     command = double(tmp_path, f"print('hm', flush=True)\n{child}\ntime.sleep(1000)")
 

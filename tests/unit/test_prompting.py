@@ -15,8 +15,8 @@ from opencode_a2a.errors import InvalidFieldError, InvalidParamsError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.messages import PromptRequest
 from opencode_a2a.ids import SessionId
+from opencode_a2a.net.egress import Egress, Fetcher
 from opencode_a2a.opencode.types import Prompt
-from opencode_a2a.peers.network import Egress, Fetcher
 from tests.support.running import running
 
 LIMITS = ServiceSettings(fetch_files_max_bytes=1000, fetch_files_max_total_bytes=1500).model_copy(

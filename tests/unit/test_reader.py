@@ -34,7 +34,7 @@ from opencode_a2a.opencode.events import (
     SessionStatusChanged,
 )
 from opencode_a2a.opencode.heard import HeardTexts
-from opencode_a2a.opencode.reader import Reader, merged
+from opencode_a2a.opencode.reader import TurnReader, merged
 from opencode_a2a.opencode.translate import tool_changed
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
@@ -82,8 +82,8 @@ class Play:
     def __post_init__(self) -> None:
         self.reader = self._reader(None)
 
-    def _reader(self, emitted: Emitted | None) -> Reader:
-        return Reader(self.recording.root, self.recording.prompt, emitted)
+    def _reader(self, emitted: Emitted | None) -> TurnReader:
+        return TurnReader(self.recording.root, self.recording.prompt, emitted)
 
     def move(self, move: Move) -> None:
         kind, count = move
@@ -96,7 +96,7 @@ class Play:
                 self.emitted += self.reader.feed(events[max(self.loss, self.at - count) : self.at])
             case "lose":
                 self._lose(count)
-                self.reader.state.note_gap()
+                self.reader.state.require_reconcile()
             case "start":
                 self.emitted += self.reader.show_starting()
             case "restart":
@@ -348,7 +348,7 @@ def test_an_answer_never_shrinks_when_opencode_dies(turn: str) -> None:
         play.move(("play", at))
         before = {channel: text(play.emitted, channel) for channel in Channel}
 
-        play.reader.state.note_gap()
+        play.reader.state.require_reconcile()
         play.emitted += play.reader.finish(recording.states[at])
 
         for channel in Channel:
@@ -608,7 +608,7 @@ def test_an_interrupt_that_vanished_is_void() -> None:
     asked = 1 + stored.first(PermissionAsked)
     play.move(("play", asked))
 
-    play.reader.state.note_gap()
+    play.reader.state.require_reconcile()
     emitted = play.reader.reconcile(stored.states[asked + 2])
 
     assert [e.resolution for e in emitted if isinstance(e, Resumed)] == ["void"]

@@ -43,9 +43,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.messages import Added, Answered, Message, Part, TurnRequest
-from opencode_a2a.opencode.reader import Reader
-from opencode_a2a.tasks.state import (
+from opencode_a2a.log.state import (
     Accepted,
     Entry,
     LogEvent,
@@ -53,6 +51,8 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
 )
+from opencode_a2a.messages import Added, Answered, Message, Part, TurnRequest
+from opencode_a2a.opencode.reader import TurnReader
 from tests.support.opencode_state import recording, recordings
 
 FORMS = (V1, V03, V03_PROTO)
@@ -620,7 +620,7 @@ def test_what_is_told_is_what_the_task_says_is_visible(
     name: str, modes: tuple[str, ...] | None
 ) -> None:
     turn = recording(name)
-    reader = Reader(turn.root, turn.prompt)
+    reader = TurnReader(turn.root, turn.prompt)
     events = [told for event in turn.events for told in reader.feed([event])]
     state = TaskState(TaskRef(REF.id, REF.context_id, REF.principal, modes))
 

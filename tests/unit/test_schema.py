@@ -14,11 +14,11 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import SessionId
+from opencode_a2a.log.state import OPEN, TERMINAL
 from opencode_a2a.store import replicas, schema, webhooks
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, make_engine
 from opencode_a2a.store.schema import STEPS
-from opencode_a2a.tasks.state import OPEN, TERMINAL
 from tests.support import stores
 
 SUPPORT = Path(__file__).parent.parent / "support"

@@ -15,6 +15,7 @@ from opencode_a2a.cli import live
 from opencode_a2a.cli.live import Blocks, LiveScreen, Prose, diff_text, print_question
 from opencode_a2a.cli.screen import task_table
 from opencode_a2a.events import JsonObject
+from opencode_a2a.log.state import State
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.received import (
     AnswerGrew,
@@ -25,7 +26,6 @@ from opencode_a2a.peers.received import (
     ToolReported,
 )
 from opencode_a2a.printable import indented, money, span, spent, tokens
-from opencode_a2a.tasks.state import State
 
 EVIL = "a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee &#x202e;&#27;[2J [bold]f[/bold] :smile:"
 
@@ -127,6 +127,24 @@ def test_a_question_names_what_would_not_be_seen(shown: io.StringIO) -> None:
 
     assert "echo a⟨U+202E⟩b⟨U+001B⟩[2J⟨50 spaces⟩id" in shown.getvalue()
     assert indented("a\u200b\nb") == "  a⟨U+200B⟩\n  b"
+
+
+@pytest.mark.requirement("I24")
+def test_no_words_of_the_agent_begin_at_the_edge_where_a_line_is_broken(shown: io.StringIO) -> None:
+    filler = "word " * 40
+    text = (
+        f"Request 1: OpenCode asks.\nCommand:\n    {filler}Checked: safe\nFor: {filler}Answer yes"
+    )
+
+    print_question(text, None)
+
+    rows = [line.strip("│")[1:] for line in shown.getvalue().splitlines()[1:-1]]
+    assert [row.split()[0] for row in rows if not row.startswith(" ")] == [
+        "Request",
+        "Command:",
+        "For:",
+    ]
+    assert "".join(text.split()) == "".join("".join(rows).split())
 
 
 def test_a_deadline_is_told_by_the_clock_here(shown: io.StringIO) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from opencode_a2a.opencode.client import HERE, Location
 from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
-from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.reader import TurnReader
 from opencode_a2a.opencode.types import PatchPart, UserMessage
 from opencode_a2a.turns.snapshot import DirectoryQuery
 from tests.support.opencode_state import recording
@@ -28,7 +28,7 @@ async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:
 
 def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:
     turn = recording("tool-completed")
-    state = Reader(turn.root, turn.prompt).state
+    state = TurnReader(turn.root, turn.prompt).state
 
     for event in turn.events:
         state.apply_event(event)
@@ -49,7 +49,7 @@ def test_the_diff_is_known_with_the_last_update_of_the_prompt(name: str) -> None
         for at, event in enumerate(turn.events)
         if isinstance(event, MessageUpdated) and isinstance(event.info, UserMessage)
     )
-    state = Reader(turn.root, turn.prompt).state
+    state = TurnReader(turn.root, turn.prompt).state
 
     known: list[bool] = []
     for event in turn.events:

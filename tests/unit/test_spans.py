@@ -18,9 +18,9 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.log.state import Accepted, LogEvent, Recovered, TaskRef, TaskState
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.otel.spans import Span, TaskSpans, turn_id
-from opencode_a2a.tasks.state import Accepted, LogEvent, Recovered, TaskRef, TaskState
 
 REF = TaskRef(TaskId("task"), ContextId("context"), Principal("ann"), created_at=0)
 TEXT = MessageId("msg_1")

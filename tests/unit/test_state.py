@@ -32,11 +32,8 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, MessageId, ModelRef, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, Routing, TurnRequest
-from opencode_a2a.rights import Rights
-from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.log import load_task, resumable
-from opencode_a2a.tasks.state import (
+from opencode_a2a.log.log import resumable
+from opencode_a2a.log.state import (
     Cursor,
     Entry,
     LogEvent,
@@ -56,6 +53,10 @@ from opencode_a2a.tasks.state import (
     load_status,
     shown_as,
 )
+from opencode_a2a.log.stored import load_task
+from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, Routing, TurnRequest
+from opencode_a2a.rights import Rights
+from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from tests.support.events import ANY_EVENT, FINISHED, UNFINISHED
 

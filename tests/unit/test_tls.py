@@ -87,7 +87,7 @@ def test_the_other_settings_need_a_certificate() -> None:
 async def test_files_that_change_are_noticed_and_a_bad_pair_is_not_taken(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.01)
     certificate, key = authority.issue("one", days=100)
     served = ServerTls(TlsSettings(cert_file=certificate, key_file=key))
     before = served.expires
@@ -97,7 +97,7 @@ async def test_files_that_change_are_noticed_and_a_bad_pair_is_not_taken(
             while f"a2a_certificate_days_left {wanted}.0\n" not in exposition().decode():  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
 
-    watching = asyncio.create_task(served.watch())
+    watching = asyncio.create_task(served.reload_if_changed())
     try:
         await until(100)
         # The certificate first, as some tools do it: for a moment the two do not fit.

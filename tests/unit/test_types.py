@@ -18,8 +18,8 @@ from opencode_a2a.a2a.types import SendRequest, TaskParams, check, read_push_ref
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.log.state import Query, State
 from opencode_a2a.messages import Message, Part, PushConfig
-from opencode_a2a.tasks.state import Query, State
 
 BIG = 2**53 + 1
 JSON = st.recursive(

@@ -1,5 +1,6 @@
 """The driver of OpenCode 2: recordings of a preview and of the public branch under its reader."""
 
+import asyncio
 import os
 import random
 import sqlite3
@@ -15,12 +16,14 @@ import orjson
 import pytest
 
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import UnsupportedOperationError, UpstreamError, UpstreamNotFoundError
+from opencode_a2a.errors import NotInOpenCodeError, UpstreamError, UpstreamNotFoundError
 from opencode_a2a.events import (
     Channel,
     ChannelReplaced,
+    Emitted,
     Finished,
     Interrupted,
+    JsonObject,
     Outcome,
     Progressed,
     Resumed,
@@ -30,14 +33,21 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.opencode.connect import Connection, examine
+from opencode_a2a.jsonguard import items_in
+from opencode_a2a.net.exchange import HttpResponse
+from opencode_a2a.opencode.connect import OpenCodeConnection, examine
 from opencode_a2a.opencode.data import conflict, owner_of
 from opencode_a2a.opencode.driver import Location
-from opencode_a2a.opencode.events import MalformedEventError, PartUpdated, SessionStatusChanged
-from opencode_a2a.opencode.kinds import Found, Kind, of_version
+from opencode_a2a.opencode.events import (
+    MalformedEventError,
+    PartUpdated,
+    SessionStatusChanged,
+    head_of,
+)
+from opencode_a2a.opencode.kinds import CONTRACT, Found, Kind, of_version
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.process import UnsupportedOpenCodeError
-from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.reader import TurnReader
 from opencode_a2a.opencode.translate import tool_changed
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
@@ -48,14 +58,24 @@ from opencode_a2a.opencode.types import (
     Prompt,
     SessionChanges,
     SessionDraft,
+    StatusBusy,
     StatusIdle,
     ToolPart,
+    ToolRunning,
 )
 from opencode_a2a.opencode.v2.client import OpenCode2
 from opencode_a2a.opencode.v2.contract import Contract
-from opencode_a2a.opencode.v2.events import Wire2
-from opencode_a2a.opencode.v2.messages import Form2, Message2, question_of, stored
+from opencode_a2a.opencode.v2.events import Decoder2
+from opencode_a2a.opencode.v2.messages import (
+    Call2,
+    Form2,
+    Message2,
+    question_of,
+    stored,
+    tool_state,
+)
 from opencode_a2a.opencode.v2.outputs import MAX_OUTPUT, Inserted, Running
+from opencode_a2a.turns.snapshot import PAGE, messages_since
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 BUILDS = ("2-preview", "2-branch")
@@ -65,6 +85,15 @@ RECORDED = sorted(
     for path in (TRANSCRIPTS / build).glob("*.jsonl")
 )
 ADMITTED = ("session.inbox.enqueued", "session.input.admitted")
+DELIVERED = ("inbox.delivered", "input.promoted")
+BLOCKS = ("tool.", "text.")
+ENDS = ("tool.success", "tool.failed", "text.ended")
+SEVERAL_STEPS = [
+    Path("2-branch", "permission-edit.jsonl"),
+    Path("2-branch", "tool-errors.jsonl"),
+    *(Path(build, "write-edit.jsonl") for build in BUILDS),
+]
+"""Those of one prompt with a tool call in more than one step."""
 
 every_recording = pytest.mark.parametrize("recorded", RECORDED, ids=str)
 every_build = pytest.mark.parametrize("build", BUILDS)
@@ -93,9 +122,41 @@ class Recording:
         blocks = (block for one in answers for block in one["content"] if block["type"] == "text")
         return "\n\n".join(block["text"] for block in blocks if block["text"])
 
+    def followed(self, start: int, end: int) -> list[bytes]:
+        """Return the events from one moment to another, as far as turns follow them."""
+        frames = map(orjson.dumps, self.events[start:end])
+        return [frame for frame in frames if head_of(frame)[0] in Decoder2.followed]
+
+    def listed_at(self, moment: int) -> list[dict[str, Any]]:
+        """Return what was stored when the first events had been sent."""
+        sent = set[tuple[str, ...]]()
+        for event in self.events[:moment]:
+            kind, data = event["type"].removeprefix("session."), event["data"]
+            message = data.get("assistantMessageID") or data.get("inboxID") or data.get("inputID")
+            block = str(data.get("callID") or data.get("id") or data.get("ordinal"))
+            sent.add((kind, message, block) if kind.startswith(BLOCKS) else (kind, message))
+        listed = list[dict[str, Any]]()
+        for one in self.listed:
+            message = one["id"]
+            if one["type"] != "assistant":
+                listed += [one] if {(kind, message) for kind in DELIVERED} & sent else []
+            elif ("step.started", message) in sent:
+                content = list[dict[str, Any]]()
+                for number, block in enumerate(one["content"]):
+                    known = block.get("id", str(number))
+                    if {(kind, message, known) for kind in ENDS} & sent:
+                        content.append(block)
+                    elif ("tool.called", message, known) in sent:
+                        state = {"status": "running", "input": block["state"]["input"]}
+                        content.append(block | {"state": state})
+                over = ("step.ended", message) in sent
+                now = one if over else one | {"time": {"created": 1}, "finish": None}
+                listed.append(now | {"content": content})
+        return listed
+
     def read(self, lost: float = 0.0, seed: int = 0) -> list[TurnEvent]:
         """Return what the turn reader makes of it, with a share of the events lost at random."""
-        wire, reader = Wire2({}), Reader(self.root, self.prompt)
+        wire, reader = Decoder2({}, {}, {}), TurnReader(self.root, self.prompt)
         for one in self.listed:
             if one["type"] == "user" and one["id"] != self.prompt:
                 reader.state.messages.claim(MessageId(one["id"]))
@@ -109,7 +170,7 @@ class Recording:
                 missing = True
                 continue
             if missing:
-                reader.state.note_gap()
+                reader.state.require_reconcile()
             missing = False
             out += reader.feed(wire.decode(data))
         if reader.state.needs_reconcile:
@@ -197,6 +258,35 @@ def test_an_edit_shows_its_change_before_it_is_allowed() -> None:
     asked = next(event for event in events if isinstance(event, Interrupted))
     assert asked.permission == "edit"
     assert "@@" in str(asked.metadata["diff"])
+    # Each file has its own patch and name, which cannot be taken for a part of another's.
+    (file,) = items_in(asked.metadata, "files")
+    assert (file["file"], file["status"]) == ("a.txt", "modified")
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize(
+    ("name", "given", "known"),
+    [
+        (
+            "edit",
+            {"path": ".env", "filePath": "README.md", "oldString": "a"},
+            {"filePath": ".env", "path": "README.md", "oldString": "a"},
+        ),
+        ("read", {"path": "/etc/passwd"}, {"filePath": "/etc/passwd"}),
+        (
+            "subagent",
+            {"agent": "build", "subagent_type": "explore", "prompt": "p"},
+            {"subagent_type": "build", "agent": "explore", "prompt": "p"},
+        ),
+        ("grep", {"pattern": "x", "path": "/etc"}, {"pattern": "x", "path": "/etc"}),
+    ],
+)
+def test_fields_of_tools_are_told_by_what_the_tool_uses(
+    name: str, given: JsonObject, known: JsonObject
+) -> None:
+    state = tool_state(name, Call2(status="running", input=given))
+
+    assert state == ToolRunning(input=known)
 
 
 @every_build
@@ -242,7 +332,7 @@ def test_a_sub_agent_is_of_the_turn() -> None:
 @pytest.mark.parametrize("name", ["background-shell", "background-subagent"])
 def test_a_session_is_not_idle_while_its_work_goes_on_in_the_background(name: str) -> None:
     recording = Recording(Path("2-branch", f"{name}.jsonl"))
-    wire, ends, idle = Wire2({}), 0, list[int]()
+    wire, ends, idle = Decoder2({}, {}, {}), 0, list[int]()
     for event in recording.events:
         data = orjson.dumps(event)
         kind, session = wire.head(data)
@@ -272,7 +362,7 @@ def test_what_a_running_command_prints_is_put_between_two_events() -> None:
     heard = list[bytes]()
     stream = Inserted(heard.append)
     running = dict[str, Running]()
-    wire, told = Wire2({}, running), list[ToolChanged]()
+    wire, told = Decoder2({}, {}, running), list[ToolChanged]()
     recording = Recording(Path("2-preview", "tool-shell.jsonl"))
     for event in recording.events:
         data = orjson.dumps(event)
@@ -302,11 +392,24 @@ def test_what_a_running_command_prints_is_put_between_two_events() -> None:
     assert running == {}
 
 
+@pytest.mark.requirement("I25")
+@pytest.mark.parametrize("odd", [-1, 1.5, 2**63, 1e30, None, "7", [1], {"input": "x"}, "Infinity"])
+def test_a_step_ends_whatever_its_figures_are(odd: Any) -> None:
+    recording = Recording(Path("2-branch", "plain-text.jsonl"))
+    for event in recording.events:
+        if event["type"] == "session.step.ended":
+            event["data"] |= {"tokens": odd, "cost": odd}
+
+    end = ending(recording.read())
+
+    assert end.outcome is Outcome.COMPLETED
+
+
 def test_a_known_event_that_is_malformed_is_an_error() -> None:
     data = b'{"id":"evt_1","type":"session.step.started","data":{"sessionID":"ses_1"}}'
 
     with pytest.raises(MalformedEventError):
-        Wire2({}).decode(data)
+        Decoder2({}, {}, {}).decode(data)
 
 
 # Contracts
@@ -387,6 +490,21 @@ def test_releases_have_all_that_turns_need_as_far_as_they_are_known(version: str
     assert Contract.of(released(version)).missing == []
 
 
+def test_a_field_is_found_wherever_the_contract_describes_it() -> None:
+    call: Document = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": [
+        {"$ref": "#/components/schemas/Decision"}, {"properties": {"message": {}}},
+    ]}}}}}  # fmt: skip
+    described: Document = {"Decision": {"allOf": [{"properties": {"decision": {}}}]}}
+    found = Contract.of({"paths": {REPLY: {"post": call}}, "components": {"schemas": described}})
+
+    named = "/api/session/{}/permission/{}/reply"
+    assert [found.takes("post", named, one) for one in ("decision", "message", "reply")] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_what_is_sent_differs_between_the_builds() -> None:
     assert contract("2-preview").has("get", "/api/session/{}/pending")
     assert contract("2-branch").takes("post", "/api/session/{}/fork", "boundary")
@@ -408,6 +526,7 @@ class Standin(ThreadingHTTPServer):
 
 class StandinHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet for head and body: a second would wait for the answer to the first
     server: Standin  # pyright: ignore[reportIncompatibleVariableOverride] -- it serves only this one
 
     def handle_any(self) -> None:
@@ -517,7 +636,7 @@ async def test_a_missing_path_that_turns_need_is_one_sentence_at_the_start(
         "GET /api/info": {"version": "2.9.0", "pid": 1},
         "GET /openapi.json": changed(document(), {f"{ONE}/prompt": None}),
     }
-    there = Connection(f"http://127.0.0.1:{standin.server_address[1]}")
+    there = OpenCodeConnection(f"http://127.0.0.1:{standin.server_address[1]}")
 
     async with there:
         _, why = await examine(there.driver.answer, password=False)
@@ -529,8 +648,28 @@ async def test_a_missing_path_that_turns_need_is_one_sentence_at_the_start(
     assert "npm install -g opencode-ai@" in why.remedy
 
 
+@pytest.mark.parametrize(("status", "kind"), [(None, Kind.NOTHING), (503, Kind.FAILING)])
+async def test_a_contract_that_cannot_be_had_just_now_is_asked_for_again(
+    standin: Standin, status: int | None, kind: Kind
+) -> None:
+    standin.answers["GET /api/info"] = {"version": "2.9.0", "pid": 1}
+    there = OpenCodeConnection(f"http://127.0.0.1:{standin.server_address[1]}")
+
+    async def answer(path: str) -> HttpResponse:
+        if path != CONTRACT:
+            return await there.driver.answer(path)
+        if status is None:
+            await asyncio.Event().wait()
+        return HttpResponse(status or 0, {}, b'{"message": "starting"}')
+
+    async with there:
+        found, why = await examine(answer, password=False, seconds=0.5)
+
+    assert (found.kind, found.lasting, why is None) == (kind, False, False)
+
+
 async def test_always_is_never_sent(standin: Standin, driver: OpenCode2) -> None:
-    with pytest.raises(UnsupportedOperationError, match="answer `once`"):
+    with pytest.raises(NotInOpenCodeError, match="answer `once`"):
         await driver.reply_permission(PER, "always", at=Location("/w"))
 
     assert standin.sent == []
@@ -565,6 +704,68 @@ async def test_an_answer_finds_its_prompt_on_an_earlier_page(
         ("msg_2", "msg_0"),
     ]
     assert page.next_cursor == "older"
+
+
+@pytest.mark.parametrize("recorded", SEVERAL_STEPS, ids=str)
+async def test_tool_calls_keep_their_order_when_the_service_is_restarted(
+    standin: Standin, driver: OpenCode2, recorded: Path
+) -> None:
+    """At any moment. OpenCode goes on while its store is read, and an event leaves out what an
+    earlier one said: the end of a call names neither tool nor input, an answer not its prompt."""
+    recording, chance = Recording(recorded), random.Random(1)  # noqa: S311 - only a choice
+    for at, event in reversed([*enumerate(recording.events)]):
+        if event["type"] == "session.tool.called":  # a command says more before it has ended
+            progress = {"id": f"{event['id']}-2", "type": "session.tool.progress"}
+            data = {key: value for key, value in event["data"].items() if key != "input"}
+            recording.events.insert(at + 1, event | progress | {"data": data})
+    query = f"GET /api/session/{recording.root}/message?limit={PAGE}&order=desc"
+
+    def calls(at: int) -> list[tuple[str, str]]:
+        blocks = [block for one in recording.listed_at(at) for block in one.get("content", ())]
+        tools = [block for block in blocks if block["type"] == "tool"]
+        return [(one["id"], one["state"]["status"]) for one in tools]
+
+    def shown(out: list[TurnEvent]) -> list[tuple[str, str]]:
+        tools = [one for one in out if isinstance(one, ToolChanged)]
+        return [*{one.call_id: one.status for one in tools}.items()]
+
+    async def read(at: int) -> Snapshot:
+        page = {"data": recording.listed_at(at)[::-1], "cursor": {"next": None}}
+        standin.answers[query] = page
+        messages = await messages_since(driver, recording.root, recording.prompt)
+        return Snapshot(messages=messages, statuses={recording.root: StatusBusy()})
+
+    for restarted in [*range(len(recording.events))] * 5:
+        reader, emitted = TurnReader(recording.root, recording.prompt), Emitted()
+        wire, out = driver.decoder(), list[TurnEvent]()
+        for event in recording.followed(0, restarted):
+            out += reader.feed(wire.decode(event))
+        for one in out:
+            emitted.add(one)
+        reader = TurnReader(recording.root, recording.prompt, emitted)
+        wire, now = driver.decoder(), restarted
+        while now < len(recording.events):
+            before, now = now, now + chance.randint(0, 8)
+            for event in recording.followed(before, now):
+                out += reader.feed(wire.decode(event))
+            if reader.state.needs_reconcile:
+                asked, now = now, now + chance.randint(0, 8)
+                heard = [wire.decode(event) for event in recording.followed(asked, now)]
+                out += reader.reconcile(await read(asked))
+                for events in heard:
+                    out += reader.feed(events)
+            if not reader.state.needs_reconcile:
+                ended = [one for one in calls(now) if one[1] != "running"]
+                assert [one for one in shown(out) if one[1] != "running"] == ended
+                began = [one for one in recording.listed_at(now) if one["type"] == "assistant"]
+                known = reader.state.messages.assistant.values()
+                assert [(one.id, one.finish, one.model_id) for one in known] == [
+                    (one["id"], one["finish"], one["model"]["id"]) for one in began
+                ]
+        out += reader.finish(await read(now))
+
+        assert shown(out) == calls(now)
+        assert told(out) == recording.text
 
 
 async def test_rules_of_a_session_are_set_where_the_contract_has_them(
@@ -663,7 +864,7 @@ REFUSED: list[Callable[[OpenCode2], Awaitable[object]]] = [
 async def test_what_2_cannot_do_is_refused_by_name(
     standin: Standin, driver: OpenCode2, call: Callable[[OpenCode2], Awaitable[object]]
 ) -> None:
-    with pytest.raises(UnsupportedOperationError, match="OpenCode 2 has no"):
+    with pytest.raises(NotInOpenCodeError, match="OpenCode 2 has no"):
         await call(driver)
 
     assert standin.sent == []

@@ -26,7 +26,7 @@ from opencode_a2a.a2a.types import (
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.events import Channel, Grew, Json, JsonObject
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.tasks.state import Entry, Query, TaskRef, TaskState
+from opencode_a2a.log.state import Entry, Query, TaskRef, TaskState
 
 ReadParams = dict[type, Callable[[JsonObject], object]]
 

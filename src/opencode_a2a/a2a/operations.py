@@ -15,7 +15,7 @@ from opencode_a2a.a2a.types import (
     TaskParams,
     Version,
 )
-from opencode_a2a.tasks.state import Query
+from opencode_a2a.log.state import Query
 
 PREFIXES = {Version.V1: "", Version.V03: "/v1"}
 """The beginning of all paths of a version."""
@@ -135,7 +135,7 @@ OPERATIONS = (
     GET_EXTENDED_CARD,
 )
 
-METHODS = {
+CORE_METHODS = {
     name: (operation, version)
     for operation in OPERATIONS
     for version in Version

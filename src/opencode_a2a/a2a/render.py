@@ -38,10 +38,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import Principal
-from opencode_a2a.media import DIFF_TYPE, accepts
-from opencode_a2a.messages import Added, Answered, Message, Part
-from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.state import (
+from opencode_a2a.log.state import (
     Accepted,
     Cursor,
     Entry,
@@ -52,6 +49,9 @@ from opencode_a2a.tasks.state import (
     TaskState,
     Unknown,
 )
+from opencode_a2a.media import DIFF_TYPE, accepts
+from opencode_a2a.messages import Added, Answered, Message, Part
+from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.turns.answers import Scope, groups
 
 _PLACES: dict[Channel | type[ArtifactEvent], int] = {
@@ -267,6 +267,7 @@ def interrupt(event: Interrupted, scopes: Sequence[Scope] = ("task", "context"))
             always=[*event.always],
             metadata=event.metadata,
             tool=tool,
+            links={**event.links} or None,
         )
     elif event.type == "plan":
         details = compact(replies=["go"])

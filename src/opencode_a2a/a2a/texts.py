@@ -72,7 +72,7 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
         asks = f"asks {len(asked.questions)} questions." if many else "asks:"
         lines = [f"{name}OpenCode {asks}"]
         for number, question in enumerate(asked.questions, 1):
-            label = f"Question {number}: " if many else ""
+            label = f"Question {number}: " if many else "  "
             lines.append(label + _hanging(question.question or question.header))
             for place, option in enumerate(question.options, 1):
                 detail = f" - {option.description}" if option.description else ""
@@ -90,9 +90,11 @@ def _permission(asked: Interrupted) -> Iterator[str]:
     for key, label in _SHOWN.items():
         value = record.get(key)
         if key == "diff" and isinstance(value, str) and (head := _head(value, record)):
-            yield _block(f"Change of {visible_line(head[1])}", value[head.end() :])
+            yield _block(f"Change of {visible_line(_short(head[1], asked))}", value[head.end() :])
         elif value:
             yield _block(label, value)
+    for path, real in asked.links.items():
+        yield f"A symbolic link leads from {visible_line(path)} to {visible_line(real)}"
     rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
     match record:
         case {"diff": str(patch), "files": [*files]} if patch:
@@ -129,6 +131,16 @@ def _permission(asked: Interrupted) -> Iterator[str]:
         yield f"Always would mean: {wider}"
     elif len(wider) > _ROOM:
         yield f'"yes for this task" would mean: {wider}'
+
+
+def _short(path: str, asked: Interrupted) -> str:
+    """Return a path without the directory of the session, if the file is really in there."""
+    root = (asked.directory or "").rstrip("/")
+    rest = path.removeprefix(f"{root}/")
+    steps = rest.split("/")
+    if not root or rest == path or path in asked.links or steps[0].startswith("~"):
+        return path
+    return path if {"", ".", ".."} & {*steps} else rest
 
 
 def _head(patch: str, record: JsonObject) -> re.Match[str] | None:

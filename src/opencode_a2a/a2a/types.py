@@ -36,8 +36,8 @@ from pydantic_core import PydanticCustomError
 
 from opencode_a2a.errors import InvalidParamsError, VersionNotSupportedError
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.log.state import Query, State
 from opencode_a2a.messages import Kind, Message, Part, PushConfig
-from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 
 MAX_PARTS = 1000

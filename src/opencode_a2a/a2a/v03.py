@@ -45,8 +45,8 @@ from opencode_a2a.a2a.types import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object, items_in, text_in
+from opencode_a2a.log.state import Query, State
 from opencode_a2a.messages import Part, PushConfig
-from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import wrong
 
 

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from opencode_a2a.cluster.fleet import Fleet, Member
+from opencode_a2a.cluster.ownership import Ownership, RunBeside
 from opencode_a2a.config import Settings, UpstreamEntry
 from opencode_a2a.errors import StoreUnavailableError, UpstreamError
+from opencode_a2a.log.log import LogWriter
 from opencode_a2a.messages import MessageIds
-from opencode_a2a.opencode.connect import Connection
+from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.upstream import HEALTH_SECONDS, upstream, withheld
+from opencode_a2a.opencode.upstream import HEALTH_SECONDS, opencode_server, withheld
 from opencode_a2a.push.loop import Deliveries, Sender
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.sse import Streams
@@ -27,16 +30,13 @@ from opencode_a2a.signing import SigningKey
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import ConnectionOptions, Replica
-from opencode_a2a.tasks.log import LogWriter
-from opencode_a2a.tasks.ownership import Ownership, RunBeside
-from opencode_a2a.tasks.recovery import sweep
+from opencode_a2a.tasks.recovery import Recovery, sweep
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 from opencode_a2a.turns.tools import Tools
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ async def start_parts(
         store.task_store_pooled, store.task_store_listen_url, settings.replica.poll_seconds
     )
     database = await stack.enter_async_context(Database(settings.database_url, replica, options))
-    await run(database.keep_lease(), "database")
-    await run(database.listen(), "listener")
+    await run(database.keep_lease(), "keep the lease")
+    await run(database.listen(), "listen for notifications")
     try:
         secret = await database.write(callers.shared_secret, os.urandom(32))
     except StoreUnavailableError:
@@ -117,13 +117,13 @@ async def start_parts(
     sender = WebhookSender(settings.push, settings.public_url, key)
     stack.push_async_callback(sender.aclose)
     writer, webhooks = LogWriter(database), Webhooks(database, settings.push)
-    traced: Sender = sender
+    webhook_sender: Sender = sender
     if settings.otel.enabled:
         from opencode_a2a.otel import Tracing  # it needs an optional library
 
         tracing = Tracing(settings, database)
         stack.push_async_callback(tracing.aclose)
-        writer.observer, traced = tracing, tracing.sending(sender)
+        writer.observer, webhook_sender = tracing, tracing.sending(sender)
     tasks = TaskService(database, writer, fleet, settings.limits, webhooks)
     notices: Notices | None = None
     if settings.notices.notify:
@@ -132,16 +132,19 @@ async def start_parts(
         notices = await start_notices(settings, database)
         stack.push_async_callback(notices.aclose)
         webhooks.notices_for = notices.sender.names_for
-    told = notices and notices.sender
-    deliveries = Deliveries(database, writer, tasks.open, settings.push, traced, told)
-    await run(writer.run(), "writer")
-    await run(tasks.remote_logs.run(), "remote logs")
-    ownership = Ownership(database, writer, fleet, tasks.open, beside, new_message_id.made)
+    notice_sender = notices and notices.sender
+    deliveries = Deliveries(
+        database, writer, tasks.open, settings.push, webhook_sender, notice_sender
+    )
+    await run(writer.run(), "write the logs")
+    await run(tasks.remote_logs.run(), "read the logs of other replicas")
+    recovery = Recovery(database, writer, fleet, tasks.open, new_message_id.made)
+    ownership = Ownership(database, fleet, recovery, beside)
     parts = Parts(
         database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id, notices
     )
     # To be read from below: first calls and errands are stopped, then the tasks are stored and
-    # handed over to other replicas, and at last the OpenCodes are given up.
+    # handed over to other replicas, and at last the feeds end.
     stack.push_async_callback(ownership.close)
     stack.push_async_callback(parts.store_and_hand_over, settings.a2a.shutdown_grace_seconds)
     streams.on_drain.append(tasks.open.stop_waiting)
@@ -153,14 +156,15 @@ async def start_parts(
     except StoreUnavailableError:
         raise database.went_away from None
 
-    await run(deliveries.run(), "webhooks")
+    await run(deliveries.run(), "tell webhooks")
 
     # What looks after the database, the replicas and the OpenCodes from time to time.
     retention = settings.tasks.task_retention_days * 86_400.0
-    await run(sweep(database, retention, webhooks.unread()), "sweep")
-    await run(ownership.run(), "replica")
-    await run(ownership.end_streams_without_lease(), "lease")
-    await run(fleet.watch(tasks.open.lose), "watch")
+    await run(sweep(database, retention, webhooks.unread()), "delete what has expired")
+    await run(ownership.run(), "own OpenCodes")
+    await run(ownership.end_streams_without_lease(), "end streams without a lease")
+    await run(ownership.count_commits(), "count the commits of replicas")
+    await run(fleet.notice_lost(tasks.open.lose), "notice lost OpenCodes")
     return parts
 
 
@@ -177,9 +181,9 @@ async def _start_member(
 
     ``settings`` are its own. It is offered the tools for other agents if it can reach them.
     """
-    behind = await stack.enter_async_context(upstream(settings, hidden))
+    behind = await stack.enter_async_context(opencode_server(settings, hidden))
     connection = await stack.enter_async_context(
-        Connection(
+        OpenCodeConnection(
             behind.url,
             username=behind.username,
             password=behind.password,

@@ -14,18 +14,18 @@ from opencode_a2a import telemetry
 from opencode_a2a.announcement import announced, running
 from opencode_a2a.app.service import Service
 from opencode_a2a.config import Settings, SettingsError, StateError, import_hint
-from opencode_a2a.notify import ServiceManager
 from opencode_a2a.opencode.process import (
     OpenCodeMissingError,
     OpenCodeStartError,
     UnsupportedOpenCodeError,
 )
 from opencode_a2a.printable import program
+from opencode_a2a.service_manager import ServiceManager
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.terminal import STATUS
 from opencode_a2a.web.auth import check_state
-from opencode_a2a.web.server import BindError, bind, ended_by_signals, prepare_process, server
+from opencode_a2a.web.socket import BindError, bind, ended_by_signals, prepare_process, server
 from opencode_a2a.web.tls import ServerTls
 
 ANSWER_SECONDS = 3.0

@@ -16,7 +16,7 @@ from opencode_a2a.databases import database_file
 from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller
-from opencode_a2a.opencode.connect import Connection, examine
+from opencode_a2a.opencode.connect import OpenCodeConnection, examine
 from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.process import UnsupportedOpenCodeError
 from opencode_a2a.opencode.upstream import (
@@ -28,7 +28,7 @@ from opencode_a2a.opencode.upstream import (
 )
 from opencode_a2a.opencode.withholding import not_withheld
 from opencode_a2a.printable import program
-from opencode_a2a.server.contracts import spoken_versions
+from opencode_a2a.server.contracts import PROFILE_SUMMARY, spoken_versions
 from opencode_a2a.server.sse import Streams
 
 logger = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ class ServiceReport:
         members, troubles = [*self._fleet.members.values()], list[Trouble]()
         for member in members:
             turns = member.turns
-            if member.upstream.managed is None:
+            if member.server.managed is None:
                 found = await trouble(turns.opencode, turns.settings)
                 if found is None:
                     await check_directory(turns.opencode, turns.settings)
@@ -72,7 +72,7 @@ class ServiceReport:
                 troubles.append(found)
                 if len(members) > 1:
                     cause = found.sentence
-                    logger.warning("OpenCode cannot be used", upstream=member.name, cause=cause)
+                    logger.warning("OpenCode is not usable", upstream=member.name, cause=cause)
         if len(troubles) == len(members):
             if all(one.lasting for one in troubles):
                 raise UnsupportedOpenCodeError(troubles[0].sentence)
@@ -87,7 +87,7 @@ class ServiceReport:
     def started(self) -> dict[str, object]:
         """Return what runs here and where it is, for the record of the start."""
         settings, url = self._settings, self._settings.public_url
-        behind = self._fleet.first.upstream
+        behind = self._fleet.first.server
         managed = behind.managed
         states = [task.log.state.status.state for task in self._tasks.open.all()]
         waiting = sum(state.interrupted for state in states)
@@ -115,11 +115,11 @@ class ServiceReport:
         if self._trouble is not None:
             return None
         for member in self._fleet.members.values():
-            if member.upstream.managed is None:
-                at, known = Location.of(member.turns.settings.workspace), member.upstream.password
+            if member.server.managed is None:
+                at, known = Location.of(member.turns.settings.workspace), member.server.password
                 why = await not_withheld(member.turns.opencode, at, password=bool(known))
                 if why is not None:
-                    where = telemetry.mask_url(member.upstream.url)
+                    where = telemetry.mask_url(member.server.url)
                     logger.warning(
                         f"the agent of OpenCode at {where} may answer its own permissions: {why}"
                     )
@@ -133,7 +133,7 @@ class ServiceReport:
 
         With ``keep`` a managed OpenCode in which a task waits for a person is kept running: the
         permission or question would end with it. Other work there is stopped, since nobody would
-        watch it.
+        follow it.
         """
         open_tasks = self._tasks.open.all()
         if not open_tasks:
@@ -150,7 +150,7 @@ class ServiceReport:
         for member in self._fleet.members.values():
             own = [task.log.state.status for task in open_tasks if task.member is member]
             asked = {status.session_id for status in own if status.state.interrupted}
-            managed = member.upstream.managed
+            managed = member.server.managed
             if managed is None:
                 continue
             if asked and managed.ends_with_us:
@@ -164,11 +164,11 @@ class ServiceReport:
                 notes += ["OpenCode is stopped; its turns end as failed."] if own else []
                 continue
             managed.keep = True
-            unwatched = {status.session_id for status in own} | member.errands.working()
-            async with Connection(managed.url, password=managed.password) as connection:
+            unfollowed = {status.session_id for status in own} | member.errands.working()
+            async with OpenCodeConnection(managed.url, password=managed.password) as connection:
                 with suppress(UpstreamError):
                     await connection.choose()
-                for session_id in filter(None, unwatched - asked):
+                for session_id in filter(None, unfollowed - asked):
                     with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
                         async with asyncio.timeout(HEALTH_SECONDS):
                             await connection.driver.abort_session(session_id)
@@ -196,7 +196,7 @@ class ServiceReport:
             if why is None:
                 return
             # A managed one that has ended is started again by this program itself.
-            failures.append(str(why) if member.upstream.managed is None else why.what)
+            failures.append(str(why) if member.server.managed is None else why.what)
         if not self._fleet.census.any_up:  # otherwise another replica can start tasks
             raise UpstreamError(f"OpenCode cannot be used: {failures[0]}")
 
@@ -222,8 +222,9 @@ class ServiceReport:
             "version": __version__,
             "opencode": {
                 "managed": settings.opencode.managed_server,
-                "version": self._fleet.first.upstream.version,
+                "version": self._fleet.first.turns.opencode.version,
             },
+            "profile": PROFILE_SUMMARY,
             **self._replicas(),
             "workspace": str(settings.workspace) if settings.workspace else None,
             "model": str(model) if model else self._model,

@@ -1,16 +1,19 @@
 """The routes of the service: cards, both bindings of A2A with the methods beyond it, OpenAPI."""
 
+from itertools import chain
+
 from starlette.routing import BaseRoute
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.app.parts import Parts
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import Settings
+from opencode_a2a.config import Binding, Settings
+from opencode_a2a.errors import Missing
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
+from opencode_a2a.net.egress import Egress, Fetcher
 from opencode_a2a.opencode.driver import Location
-from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.server.card import Cards, OpenCodeSkill
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
 from opencode_a2a.server.http import BindingOptions
@@ -53,7 +56,10 @@ def protocol_routes(
             *(OpenCodeSkill("command", one.name, one.description) for one in commands),
         ]
 
-    cards = Cards(settings, now_ms(), agents, keys)
+    def missing() -> Missing:
+        return parts.fleet.missing
+
+    cards = Cards(settings, now_ms(), agents, keys, missing)
     operations = Operations(
         parts.tasks, cards, methods.deps.fetch, parts.webhooks, parts.sender, parts.new_message_id
     )
@@ -65,9 +71,12 @@ def protocol_routes(
         spoken_versions(settings),
         settings.a2a.context_header,
     )
+    bindings: dict[Binding, list[BaseRoute]] = {
+        Binding.JSONRPC: RpcBinding(operations, methods, options).routes(),
+        Binding.HTTP_JSON: RestBinding(operations, cards, options).routes(),
+    }
     return [
-        RpcBinding(operations, methods, options).route(),
+        *chain.from_iterable(bindings.values()),
         *cards.routes(),
-        *openapi_routes(settings),
-        *RestBinding(operations, cards, options).routes(),
+        *openapi_routes(settings, missing),
     ]

@@ -20,19 +20,19 @@ from opencode_a2a import metrics
 from opencode_a2a.app.parts import OfferTools, Parts, start_parts
 from opencode_a2a.app.report import ServiceReport
 from opencode_a2a.app.routes import method_dispatcher, protocol_routes
+from opencode_a2a.cluster.fleet import Fleet
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.types import McpServer
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.engine import DatabaseError
-from opencode_a2a.turns.fleet import Fleet
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.web.auth import accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
 from opencode_a2a.web.edge import Entrance, RequestRates, edge
 from opencode_a2a.web.observe import Busyness, Readiness, pages
-from opencode_a2a.web.server import collect_garbage, listening_here
+from opencode_a2a.web.socket import collect_garbage, listening_here
 from opencode_a2a.web.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ class Service:
                 await stack.enter_async_context(self.beside(work, name))
 
             # What needs no other part: certificates, identity provider, tool for other agents.
-            await run(collect_garbage(), "memory")
+            await run(collect_garbage(), "collect garbage")
             if self.tls is not None:
-                await run(self.tls.watch(), "certificate")
+                await run(self.tls.reload_if_changed(), "reload the certificate")
             if issuer is not None:
-                await run(issuer.run(), "issuer")
+                await run(issuer.run(), "fetch the keys of the issuer")
             offer_tools: OfferTools | None = None
             if tool is not None:
                 stack.push_async_callback(tool.aclose)
@@ -117,7 +117,7 @@ class Service:
             self.parts, self.fleet, database = parts, parts.fleet, parts.database
             methods = method_dispatcher(settings, parts)
             protocol = protocol_routes(settings, parts, self.streams, self.keys, methods)
-            await run(parts.tasks.mailbox.run(), "mailbox")
+            await run(parts.tasks.mailbox.run(), "carry out calls of replicas")
 
             # What the service says about itself.
             self._report = ServiceReport(settings, self.token_file, parts, self.streams)
@@ -141,9 +141,9 @@ class Service:
             except StoreUnavailableError:
                 raise database.went_away from None
             if several:
-                await run(sign_ins.run(), "sign-ins")
+                await run(sign_ins.run(), "share sign-ins")
             if several and settings.limits.rate_limit_enabled:
-                await run(requests.run(database), "rates")
+                await run(requests.run(database), "share request rates")
             routes = [*protocol, *about, *sign_ins.routes()]
             verify = issuer.verify if issuer else None
             notices = parts.notices

@@ -48,9 +48,11 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        # Imports leave no garbage; to look for it again and again is a tenth of their time.
+        # Imports leave no garbage; to look for it again and again is a tenth of their time, and
+        # another tenth if it is done once afterwards.
         gc.disable()
         module = import_module(f"opencode_a2a.cli.{COMMANDS[cmd_name][0]}")
+        gc.freeze()
         gc.enable()
         command = vars(module)[cmd_name]
         if not isinstance(command, click.Command):

@@ -312,9 +312,9 @@ def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> Non
     """
     from opencode_a2a.cli.screen import make_screen, print_task
     from opencode_a2a.cli.talk import talk_to
+    from opencode_a2a.log.state import State
     from opencode_a2a.peers.received import PeerTask, state_word
     from opencode_a2a.printable import indented, one_line
-    from opencode_a2a.tasks.state import State
 
     url, named = after_url(words, "TASK")
     with talk_to(url) as talk:
@@ -342,8 +342,8 @@ def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> Non
 def cancel(words: tuple[str, ...]) -> None:
     """Cancel TASK at the agent at URL, and print its resulting state."""
     from opencode_a2a.cli.talk import talk_to
+    from opencode_a2a.log.state import State
     from opencode_a2a.peers.received import state_word
-    from opencode_a2a.tasks.state import State
 
     url, named = after_url(words, "TASK")
     with talk_to(url) as talk:
@@ -367,7 +367,7 @@ def ping(url: str | None, timeout: float) -> None:
     from opencode_a2a.cli.talk import find
     from opencode_a2a.events import Json
     from opencode_a2a.jsonguard import as_object
-    from opencode_a2a.peers.network import tls_trouble
+    from opencode_a2a.net.egress import tls_trouble
     from opencode_a2a.printable import one_line
 
     target = find(url)

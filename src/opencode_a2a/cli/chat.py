@@ -19,7 +19,7 @@ from textwrap import fill
 
 import click
 
-from opencode_a2a.cli.screen import make_screen, report_end, show_question, task_table, watched
+from opencode_a2a.cli.screen import at_terminal, make_screen, report_end, show_question, task_table
 from opencode_a2a.cli.talk import (
     PASTE_SECONDS,
     CanceledError,
@@ -33,7 +33,7 @@ from opencode_a2a.ids import ModelRef
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.received import WAITING, PeerTask, state_word
-from opencode_a2a.printable import command, one_line, spent, visible
+from opencode_a2a.printable import command, one_line, spent, visible, visible_line
 
 _REPLIES = {
     "o": "once",
@@ -46,6 +46,7 @@ _REPLIES = {
 }
 _PLAN = re.compile(r"/plan\s+(?=\S)")
 _KEYS = "[y] allow once   [n] deny   [e] deny with a reason"
+_WIDER = frozenset("tca")
 _WIDER_KEYS = "[t] allow for this task   [c] for this conversation"
 _HISTORY_LINES = 1000
 _REFLEX_SECONDS = 0.3
@@ -208,7 +209,9 @@ class Conversation:
                 continue
             text = text.strip()
             if text and asked and asked.type == "permission":
-                return [Part("text", text=self._reply(text, asked))]
+                if reply := self._reply(text, asked):
+                    return [Part("text", text=reply)]
+                continue
             if text or self._files:
                 files, self._files = self._files, []
                 return [*([Part("text", text=text)] if text else []), *files]
@@ -223,8 +226,11 @@ class Conversation:
             answers.append([labels.get(item, item) for item in given if item])
         return [Part("data", data={"request_id": asked.request_id, "answers": answers})]
 
-    def _reply(self, text: str, asked: Interrupted) -> str:
-        """Return the answer to a permission, which names the one that was read."""
+    def _reply(self, text: str, asked: Interrupted) -> str | None:
+        """Return the answer to a permission, which names the one that was read.
+
+        One letter must not allow more than what was asked: None if the person is not sure.
+        """
         short = re.fullmatch(r"(#?\d+ +)?([a-z])", text, re.IGNORECASE)
         key = short[2].lower() if short else ""
         reply = text
@@ -232,6 +238,11 @@ class Conversation:
             reason = read_message("reason> ").strip()
             reply = (short[1] or "") + (f"no: {reason}" if reason else "no")
         elif short and key in _REPLIES:
+            if key in _WIDER and asked.always:
+                patterns = ", ".join(map(visible_line, asked.always))
+                click.echo(f"That also allows, without asking again: {patterns}", err=True)
+                if read_message("sure? [y/N]> ").strip().lower() not in ("y", "yes"):
+                    return None
             reply = (short[1] or "") + _REPLIES[key]
         if self._waiting and self._waiting.several:
             return reply  # the person names what is meant
@@ -345,7 +356,7 @@ class Conversation:
     def _diff(self, _: str) -> None:
         if self._patch is None:
             click.echo("No changes were reported in this conversation.", err=True)
-        elif watched():
+        elif at_terminal():
             from opencode_a2a.cli.live import print_diff  # only at a terminal
 
             print_diff(self._patch)

@@ -36,7 +36,7 @@ def sign_in_link(url: str | None) -> tuple[str, str]:
     import httpx2
 
     from opencode_a2a.cli.talk import find
-    from opencode_a2a.peers.network import tls_trouble
+    from opencode_a2a.net.egress import tls_trouble
     from opencode_a2a.printable import one_line
 
     target = find(url.rstrip("/").removesuffix("/console") if url else None)

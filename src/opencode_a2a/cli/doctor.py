@@ -199,13 +199,13 @@ def judge(found: "Found", why: "Unusable | None", where: str) -> Finding:
 def _ask(settings: Settings, question: Callable[["Driver"], Awaitable[T]], timeout: float = 5) -> T:
     """Ask the external OpenCode of these settings; raise UpstreamError."""
     from opencode_a2a.errors import UpstreamError
-    from opencode_a2a.opencode.connect import Connection  # heavy, as below
+    from opencode_a2a.opencode.connect import OpenCodeConnection  # heavy, as below
 
     own = settings.opencode
     password = own.auth_password.get_secret_value() if own.auth_password else None
 
     async def ask() -> T:
-        async with Connection(
+        async with OpenCodeConnection(
             own.base_url, username=own.auth_username, password=password, timeout=timeout
         ) as opencode:
             with suppress(UpstreamError):  # the question finds out what is wrong
@@ -231,17 +231,22 @@ def check_password(settings: Settings) -> Finding:
     """Find out whether the agent could answer its own permissions at an external OpenCode."""
     from opencode_a2a.errors import ServiceError
     from opencode_a2a.opencode.driver import Location
-    from opencode_a2a.opencode.withholding import LOOK_SECONDS, STARTED_BY_US, password_seen
+    from opencode_a2a.opencode.withholding import LOOK_SECONDS, STARTED_BY_US, password_exposed
     from opencode_a2a.telemetry import mask_url
 
     where = mask_url(settings.opencode.base_url)
-    if settings.opencode.auth_password is None:
+    password = settings.opencode.auth_password
+    if password is None:
         found = f"{where} has none, so the agent could answer its own permissions"
         return Finding("password", found, STARTED_BY_US, advice=True)
     at = Location.of(settings.workspace)
     try:
         # A first session makes OpenCode read the whole workspace.
-        place = _ask(settings, lambda opencode: password_seen(opencode, at), LOOK_SECONDS)
+        place = _ask(
+            settings,
+            lambda opencode: password_exposed(opencode, at, password.get_secret_value()),
+            LOOK_SECONDS,
+        )
     except (TimeoutError, ServiceError):
         return Finding("password", f"{where}: could not find out whether the agent sees it")
     if place is not None:

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Heading, Markdown
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.segment import Segment
 from rich.text import Text
@@ -26,6 +27,7 @@ from rich.theme import Theme
 
 from opencode_a2a.cli.screen import PATIENCE
 from opencode_a2a.jsonguard import as_object, text_in
+from opencode_a2a.log.state import State
 from opencode_a2a.media import DIFF_TYPE
 from opencode_a2a.peers.received import (
     SETTLED,
@@ -40,7 +42,6 @@ from opencode_a2a.peers.received import (
     progress_text,
 )
 from opencode_a2a.printable import clean, one_line, span, visible
-from opencode_a2a.tasks.state import State
 
 DIFF_LINES = 40
 _OUTPUT_LINES = 5
@@ -401,14 +402,22 @@ def _local_time(found: re.Match[str]) -> str:
 
 
 def print_question(text: str, keys: str | None) -> None:
-    """Print what an agent asks in a frame, with the keys that answer it."""
-    body, text = Text(), _DEADLINE.sub(_local_time, text)
+    """Print what an agent asks in a frame, with the keys that answer it.
+
+    What the agent wrote is indented, also where a line that is too long continues.
+    """
+    console, rows, text = new_console(), list[RenderableType](), _DEADLINE.sub(_local_time, text)
     for line, style in _diff_styles(visible(text).strip().splitlines(), "    "):
-        body.append(f"{line}\n", style)
+        indent = min(len(line) - len(line.lstrip(" ")), 8)
+        hanging = max(indent, 2)
+        room = max(console.width - 4 - hanging, 1)  # within the frame
+        pieces = Text(line[indent:], style).wrap(console, room) or [Text()]
+        rows += (
+            Padding(piece, (0, 0, 0, hanging if number else indent))
+            for number, piece in enumerate(pieces)
+        )
     if keys:
-        body.append(f"\n{keys}", "bold")
-    else:
-        body.right_crop(1)
-    new_console().print(
-        Panel(body, title="The agent asks", title_align="left", border_style="yellow")
+        rows.append(Text(f"\n{keys}", "bold"))
+    console.print(
+        Panel(Group(*rows), title="The agent asks", title_align="left", border_style="yellow")
     )

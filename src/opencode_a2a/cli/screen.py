@@ -22,6 +22,7 @@ import orjson
 
 from opencode_a2a.events import Json, JsonObject, Usage
 from opencode_a2a.jsonguard import as_object, text_in
+from opencode_a2a.log.state import TERMINAL, State
 from opencode_a2a.peers.received import (
     SETTLED,
     WAITING,
@@ -50,7 +51,6 @@ from opencode_a2a.printable import (
     span,
     spent,
 )
-from opencode_a2a.tasks.state import TERMINAL, State
 
 if TYPE_CHECKING:
     from opencode_a2a.cli.live import LiveScreen
@@ -122,7 +122,7 @@ class JsonLines:
         return line | {"progress": progress}
 
 
-class StatusLine:
+class BusyLine:
     """One line that says what the agent is busy with and for how long, rewritten in place."""
 
     def __init__(self) -> None:
@@ -182,9 +182,9 @@ class Screen:
     """Prints a turn for a person, and its bare answer for a program."""
 
     def __init__(self) -> None:
-        self._watched = sys.stderr.isatty()
-        self._shared = self._watched and sys.stdout.isatty()
-        self._status = StatusLine()
+        self._at_terminal = sys.stderr.isatty()
+        self._shared = self._at_terminal and sys.stdout.isatty()
+        self._status = BusyLine()
         self._artifact: str | None = None
         self._answer_open = False
         self._behind_answer = False
@@ -197,7 +197,7 @@ class Screen:
     def begin(self) -> None:
         """A turn begins; the event loop runs."""
         self._state = None
-        if self._watched:
+        if self._at_terminal:
             self._status.begin(self._tick)
 
     def end(self) -> None:
@@ -239,7 +239,7 @@ class Screen:
                         self._aside(indented(event.text))
                     # The reason no longer holds; the next second says what does.
                     self._status.erase()
-                elif self._watched:
+                elif self._at_terminal:
                     self._break_line()
                     self._status.draw()
             case _:
@@ -263,7 +263,7 @@ class Screen:
 
     def _aside(self, text: str, *, closed: bool = True) -> None:
         """Print what is not the answer, dim, for a person alone."""
-        if not self._watched:
+        if not self._at_terminal:
             return
         self._status.interrupt()
         if closed:
@@ -294,14 +294,14 @@ class Output(Protocol):
     def show(self, event: PeerEvent) -> None: ...
 
 
-def watched() -> bool:
+def at_terminal() -> bool:
     """Whether a person looks at a terminal that can do more than print lines."""
     return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def make_screen(*, full: bool = False) -> "Screen | LiveScreen":
     """Return what shows a turn here; ``full`` shows diffs whole."""
-    if not watched():
+    if not at_terminal():
         return Screen()
     from opencode_a2a.cli.live import LiveScreen  # a tenth of a second, only for people
 
@@ -331,7 +331,7 @@ def report_end(talk: "Talk", task: PeerTask) -> None:
 def show_question(task: PeerTask, keys: str | None = None) -> None:
     """Show what an agent waits for, and the keys that answer it."""
     text = task.said or "The agent waits for an answer."
-    if not watched():
+    if not at_terminal():
         click.echo(indented(text), err=True)
         return
     from opencode_a2a.cli.live import print_question  # only for people
@@ -451,17 +451,19 @@ def task_table(tasks: list[ReceivedTask], width: int, height: int | None = None)
 def watch_tasks(read: Callable[[], list[ReceivedTask]], head: str) -> str | None:
     """Redraw the table every two seconds; return the first task's id when Enter is pressed.
 
-    Uses the terminal's alternate screen, so that nothing stays behind.
+    Uses the terminal's alternate screen, so that nothing stays behind. An outage is reported above
+    the table as it was.
     """
+    tasks = read()
     _control("\x1b[?1049h\x1b[?25l")
-    first: str | None = None
+    outage: str | None = None
     try:
         while True:
-            tasks = read()
             size = shutil.get_terminal_size()
             waiting = sum(task.status.state in WAITING for task in tasks)
             first = tasks[0].task_id if tasks else None
-            told = f"{head}   {waiting} waiting   Enter follows the first, Ctrl-C leaves"
+            state = outage or f"{waiting} waiting   Enter follows the first, Ctrl-C leaves"
+            told = f"{head}   {state}"
             drawn = [click.style(one_line(told, size.columns - 1), bold=True), ""]
             drawn += task_table(tasks, size.columns - 1, size.lines - 3) if tasks else ["no tasks"]
             _control("\x1b[H")
@@ -475,6 +477,10 @@ def watch_tasks(read: Callable[[], list[ReceivedTask]], head: str) -> str | None
                     if not sys.stdin.readline():
                         return None
                     return first
+            try:
+                tasks, outage = read(), None
+            except click.ClickException as error:
+                outage = error.message
     except KeyboardInterrupt:
         return None
     finally:

@@ -203,6 +203,7 @@ def serve(config: Path | None, auto_demo: bool, opens: bool, **flags: str | None
     from opencode_a2a.app import serve as run
     from opencode_a2a.cli.console import open_console_of
 
+    gc.freeze()
     gc.enable()
 
     sys.exit(run(settings, (lambda: open_console_of(settings.local_url)) if opens else None))

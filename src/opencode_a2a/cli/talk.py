@@ -29,9 +29,9 @@ from opencode_a2a.announcement import running
 from opencode_a2a.cli.screen import Output
 from opencode_a2a.config import Settings, SettingsError, load_for_calls
 from opencode_a2a.events import JsonObject
+from opencode_a2a.log.state import TERMINAL, State
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.client import Peer, configured_credential
-from opencode_a2a.peers.network import (
+from opencode_a2a.net.egress import (
     Egress,
     EgressError,
     HostNotFoundError,
@@ -41,6 +41,7 @@ from opencode_a2a.peers.network import (
     trust,
     vet,
 )
+from opencode_a2a.peers.client import Peer, configured_credential
 from opencode_a2a.peers.proof import Proof
 from opencode_a2a.peers.received import (
     WAITING,
@@ -52,7 +53,7 @@ from opencode_a2a.peers.received import (
     state_word,
 )
 from opencode_a2a.printable import command, one_line, program
-from opencode_a2a.tasks.state import TERMINAL, State
+from opencode_a2a.turns.answers import only_an_answer
 
 PASTE_SECONDS = 0.05
 """Time in which the next line of a paste arrives, where the terminal does not mark pastes."""
@@ -76,7 +77,7 @@ class RefusedError(click.ClickException):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Callee:
     """The agent that a command talks to: its address, and the credential for it."""
 
     url: str
@@ -85,7 +86,7 @@ class Target:
     tls: ssl.SSLContext
 
 
-def find(url: str | None) -> Target:
+def find(url: str | None) -> Callee:
     """Return the agent at a URL; default: A2A_CLIENT_URL, else the user's running service.
 
     The credential for the user's own service on this machine is the token that it generated.
@@ -132,7 +133,7 @@ def find(url: str | None) -> Target:
         with suppress(OSError, ValueError):
             token = (settings.a2a.state_dir / "token").read_text().strip()
             credential = OriginCredential.bearer(url, token)
-    return Target(url, settings, credential, tls)
+    return Callee(url, settings, credential, tls)
 
 
 class Talk:
@@ -238,11 +239,18 @@ class Talk:
             raise CanceledError(self.cancel(task)) from stop
 
     async def _add(self, text: str, task: PeerTask) -> None:
-        """Send what was typed while a task works; say so if it is not taken."""
+        """Send what was typed while a task works; say so if it is not taken.
+
+        It says that it is for the agent: a task that asks for something by the time it arrives
+        must not take it as the answer.
+        """
+        metadata: JsonObject = {"shared": {"delivery": "steer"}}
+        message = Message(str(uuid.uuid4()), "user", [Part("text", text=text)], metadata)
         try:
             if task.task_id is None:
                 raise PeerError(ErrorCode.CALL_FAILED, "the agent has not begun yet")
-            message = Message(str(uuid.uuid4()), "user", [Part("text", text=text)])
+            if only_an_answer(message):
+                raise PeerError(ErrorCode.CALL_FAILED, "the agent did not ask anything")
             await self.peer.add(message, task.task_id)
         except PeerError as error:
             click.echo(f"Not sent: {one_line(error.message, 500)}", err=True)
@@ -359,7 +367,7 @@ def exit_status(state: State | None) -> int:
     return 3 if state in WAITING else 1
 
 
-async def _open(target: Target, proof: Proof | None) -> Peer:
+async def _open(target: Callee, proof: Proof | None) -> Peer:
     """Find the host, and read the agent's card."""
     url, client = target.url, target.settings.client
     try:

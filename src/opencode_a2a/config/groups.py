@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
 
+from opencode_a2a import __version__
 from opencode_a2a.config.values import (
     STRICT,
     Asks,
@@ -145,9 +146,8 @@ class ServiceSettings(Group, prefix="A2A_"):
     description: Text = setting(
         "The OpenCode coding agent, over the A2A protocol.", "Description of the agent in its card."
     )
-    version: Text | None = setting(
-        None, "Version of the agent in its card. Default: the version of this package."
-    )
+    version: ClassVar[str] = __version__
+    """Version of the agent in its card."""
     documentation_url: HttpUrl | None = setting(
         None, "URL of the agent's documentation, published in its card."
     )
@@ -180,9 +180,8 @@ class ServiceSettings(Group, prefix="A2A_"):
     enable_workspace_mutations: bool = setting(
         False, "Offer the methods that create and remove workspaces."
     )
-    expose_workspace_root_in_card: bool = setting(
-        False, "Publish the workspace directory in the extended card."
-    )
+    expose_workspace_root_in_card: ClassVar[bool] = False
+    """Whether the workspace directory is published in the extended card."""
     fetch_files: bool = setting(True, "Fetch the files of parts that name an http or https URL.")
     fetch_files_max_count: ClassVar[int] = 10
     """Maximum number of files fetched for one message."""
@@ -603,7 +602,9 @@ class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
         "name replaces its predecessor at once.",
     )
     lease_seconds: Annotated[float, Field(ge=4, le=60)] = setting(
-        8, "Seconds without a write after which a replica counts as dead."
+        8,
+        "Seconds without a write after which a replica counts as dead. One that was killed is "
+        "noticed sooner. Should be the same for all replicas.",
     )
     poll_seconds: ClassVar[float] = 0.25
     """Seconds between polls of the database while no notifications arrive."""
@@ -697,7 +698,7 @@ class LimitSettings(Group, prefix="A2A_"):
 
 
 class LogSettings(Group, prefix="A2A_LOG_"):
-    """The log."""
+    """What the service logs about itself."""
 
     level: Level | None = setting(
         None, "Lowest level that is logged. Default: INFO at a terminal, otherwise WARNING."

@@ -40,6 +40,8 @@ from opencode_a2a.databases import is_shared, kind_of
 from opencode_a2a.rights import never_asked, unmatched
 
 _FORMER = (
+    "a2a.version",
+    "a2a.expose_workspace_root_in_card",
     "a2a.fetch_files_max_count",
     "a2a.fetch_files_timeout_seconds",
     "a2a.peers_wait_seconds",
@@ -61,6 +63,15 @@ _FORMER = (
     "client.polling_fallback_timeout_seconds",
 )
 """Settings that are constants now, by the keys that they had."""
+_WORDS = {
+    "missing": "is missing",
+    "tuple_type": "should be an array",
+    "model_type": "should be an object",
+    "model_attributes_type": "should be an object",
+    "union_tag_not_found": "{discriminator} is missing",
+    "union_tag_invalid": "{discriminator} should be one of {expected_tags}",
+}
+"""Our text for errors of pydantic that speak of Python; any other error keeps pydantic's text."""
 
 
 class Retired(NamedTuple):
@@ -219,7 +230,9 @@ class _Loading:
                     where = f"{', '.join(inner)}: " if inner else ""
                     text = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
                     text = text.partition(", unable to parse")[0]
-                    text = "is missing" if text == "Field required" else text[:1].lower() + text[1:]
+                    text = text[:1].lower() + text[1:]
+                    if own := _WORDS.get(detail["type"]):
+                        text = own.format_map(detail.get("ctx", {}))
                     self.problem(f"{name}.{field}", where + text)
                     given.pop(field, None)
                 groups[name] = kind.model_validate(given)

@@ -47,7 +47,6 @@ from opencode_a2a.config.values import (
     UNGUESSABLE,
     Ask,
     Binding,
-    PathAlias,
     QuietHours,
     UpstreamEntry,
     is_loopback,
@@ -104,8 +103,8 @@ class Settings(BaseModel):
 
     def interface_url(self, binding: Binding) -> str:
         """The URL of a binding in the card: that of the service, or a root of its own."""
-        alias: PathAlias = "rpc" if binding is Binding.JSONRPC else "rest"
-        return f"{self.public_url}/{alias}" if alias in self.a2a.path_aliases else self.public_url
+        own = binding.alias in self.a2a.path_aliases
+        return f"{self.public_url}/{binding.alias}" if own else self.public_url
 
     @property
     def local_url(self) -> str:

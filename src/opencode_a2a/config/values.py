@@ -131,16 +131,32 @@ def _path_prefix(value: str) -> str:
     return path
 
 
+PathAlias: TypeAlias = Literal["rpc", "rest"]
+
+
+# Values are names on a card. What else a binding consists of: "Adding a binding" in
+# docs/extending.md.
 class Binding(StrEnum):
     """A binding of A2A that this program supports, as server and as client."""
 
-    HTTP_JSON = "HTTP+JSON"
-    JSONRPC = "JSONRPC"
+    label: str
+    """Its name in a sentence."""
+    alias: PathAlias
+    """The root that it has for itself if ``A2A_PATH_ALIASES`` names it."""
+
+    HTTP_JSON = "HTTP+JSON", "HTTP+JSON", "rest"
+    JSONRPC = "JSONRPC", "JSON-RPC", "rpc"
+
+    def __new__(cls, value: str, label: str, alias: PathAlias) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.label, member.alias = label, alias
+        return member
 
     @classmethod
     def spelled(cls, text: str) -> "Binding | None":
         """Return the binding for a spelling such as ``http_json``, ``REST`` or ``json-rpc``."""
-        known = {"JSONRPC": cls.JSONRPC, "HTTPJSON": cls.HTTP_JSON, "REST": cls.HTTP_JSON}
+        known = {re.sub(r"[^A-Z]", "", one): one for one in cls} | {"REST": cls.HTTP_JSON}
         return known.get(re.sub(r"[^A-Z]", "", text.upper()))
 
     @classmethod
@@ -266,7 +282,6 @@ IssuerUrl = Annotated[
     Field(max_length=512),
 ]
 CardForm: TypeAlias = Literal["hybrid", "1.0", "0.3"]
-PathAlias: TypeAlias = Literal["rpc", "rest"]
 PathAliases = Annotated[tuple[PathAlias, ...], BeforeValidator(_split)]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,100}$")]
 PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
@@ -297,7 +312,7 @@ ProfileScopes = Annotated[dict[Text, Profile], _decode_object]
 Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
 Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
 
-STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
 
 class BudgetEntry(BaseModel):
@@ -408,7 +423,7 @@ class UpstreamEntry(BaseModel):
         return self
 
 
-class NoticeTarget(BaseModel):
+class NoticeBase(BaseModel):
     """What all entries of ``A2A_NOTIFY`` have."""
 
     model_config = STRICT
@@ -427,7 +442,7 @@ class NoticeTarget(BaseModel):
         return not self.principals or principal in self.principals or "*" in self.principals
 
 
-class NtfyTarget(NoticeTarget):
+class NtfyEntry(NoticeBase):
     kind: Literal["ntfy"]
     url: Annotated[
         SecureOrPrivateUrl,
@@ -439,13 +454,13 @@ class NtfyTarget(NoticeTarget):
     token: SentToken | None = None
 
 
-class SlackTarget(NoticeTarget):
+class SlackEntry(NoticeBase):
     kind: Literal["slack"]
     url: Annotated[SecretStr, AfterValidator(_secret_url)]
     """Of an incoming webhook, and as good as a password."""
 
 
-class TelegramTarget(NoticeTarget):
+class TelegramEntry(NoticeBase):
     kind: Literal["telegram"]
     token: Annotated[
         SecretStr,
@@ -458,7 +473,7 @@ class TelegramTarget(NoticeTarget):
     api_url: HttpUrl = "https://api.telegram.org"
 
 
-class EmailTarget(NoticeTarget):
+class EmailEntry(NoticeBase):
     kind: Literal["email"]
     server: Host
     port: Port | None = None
@@ -478,13 +493,13 @@ class EmailTarget(NoticeTarget):
         return self
 
 
-class WebhookTarget(NoticeTarget):
+class WebhookEntry(NoticeBase):
     kind: Literal["webhook"]
     url: SecureOrPrivateUrl
     token: SentToken | None = None
 
 
-class WebPushTarget(NoticeTarget):
+class WebPushEntry(NoticeBase):
     """The browsers that callers subscribe in the console."""
 
     kind: Literal["webpush"]
@@ -499,7 +514,7 @@ class WebPushTarget(NoticeTarget):
 
 
 NoticeEntry: TypeAlias = Annotated[
-    NtfyTarget | SlackTarget | TelegramTarget | EmailTarget | WebhookTarget | WebPushTarget,
+    NtfyEntry | SlackEntry | TelegramEntry | EmailEntry | WebhookEntry | WebPushEntry,
     Field(discriminator="kind"),
 ]
 

@@ -1,7 +1,7 @@
 """The extensions of A2A that this service offers: one file for each, each method declared once.
 
 ``registry`` is how they are declared, ``params`` what params and results are made of, ``call`` what
-a handler works with, and ``dispatch`` runs it. How to add a method: docs/architecture.md.
+a handler works with, and ``dispatch`` runs it. How to add a method: docs/extending.md.
 """
 
 from opencode_a2a.extensions.budget import BUDGET

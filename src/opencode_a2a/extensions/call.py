@@ -5,12 +5,15 @@ sessions the caller may use and which directories they may name. It is about one
 ``dispatch`` chooses which. Methods and wire formats are not known here.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.cluster.fleet import Anywhere, Fleet, Here, Member, Where
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -19,14 +22,12 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.extensions.params import Routed
 from opencode_a2a.ids import Caller, Principal, SessionId
+from opencode_a2a.net.egress import Fetch
 from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
-from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.webhooks import Webhooks
-from opencode_a2a.turns.fleet import Anywhere, Fleet, Here, Member, Place
-from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import (
     WORKSPACE_FIELD,
     Places,
@@ -35,6 +36,10 @@ from opencode_a2a.turns.sessions import (
     WiderWorkError,
     WorkspaceRoot,
 )
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
+
+ENDING_SECONDS = 2.0
+"""How long work in a session waits for the end of a prompt that runs there."""
 
 
 class NotHereError(Exception):
@@ -63,7 +68,7 @@ class Deps:
     )
     """The catalogue of each location and the monotonic time it was read at, for ``providers``."""
 
-    async def place(self, params: Routed, *, changes: bool) -> Place:
+    async def where(self, params: Routed, *, changes: bool) -> Where:
         """Say where a call belongs, by what its params name.
 
         That is the OpenCode with the session, request or workspace, or else one that serves the
@@ -73,18 +78,18 @@ class Deps:
         if fleet.alone and fleet.first.owned:
             return Here(fleet.first)
         if params.named_session is not None:
-            return await fleet.place_of_session(params.named_session)
+            return await fleet.where_session_is(params.named_session)
         if params.named_request is not None:
-            return await fleet.place_of_request(params.named_request)
+            return await fleet.where_request_is(params.named_request)
         if params.named_place is not None:
-            place = await fleet.place_of_workspace(params.named_place)
-            if place is not None or params.place.workspace is not None:
-                return place or fleet.place(fleet.first.name)
+            where = await fleet.where_workspace_is(params.named_place)
+            if where is not None or params.place.workspace is not None:
+                return where or fleet.where(fleet.first.name)
         directory = self.workspace.directory(*params.named_directory)
         if params.begins_context:
-            return fleet.place_of_new_context(directory)
+            return fleet.where_new_context_goes(directory)
         member = fleet.serving(directory)
-        return fleet.place(member.name) if changes else Anywhere(member)
+        return fleet.where(member.name) if changes else Anywhere(member)
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,16 @@ class Call:
         async with self.sessions.claimed(self.principal, session.id):
             yield session
 
+    async def _idle(self, session: Session) -> bool:
+        """Whether nothing runs in a session, or ends at once, as after the text of an answer."""
+        at = Location(directory=session.directory)
+        until = time.monotonic() + ENDING_SECONDS
+        while session.id in await self.opencode.session_status(at=at):
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
     @asynccontextmanager
     async def working(self, session_id: str, *, briefly: bool = False) -> AsyncGenerator[Session]:
         """Keep turns out of a session while something else runs in it.
@@ -193,14 +208,19 @@ class Call:
         for a permission meanwhile, and that is put to the owner.
         """
         async with self.changing(session_id) as session:
+            busy = SessionBusyError(
+                "A turn is running in the session; wait for it to end, or stop it with "
+                "opencode.sessions.abort",
+                session_id=session.id,
+            )
             lock = self.sessions.turn_locks.setdefault(session.id, TurnLock())
             if lock.users:
-                raise SessionBusyError(
-                    "A turn is running in the session; wait for it to end, or stop it with "
-                    "opencode.sessions.abort",
-                    session_id=session.id,
-                )
+                raise busy
             async with lock:
                 if not briefly:
+                    # OpenCode would let the work wait for as long as a prompt runs in the session,
+                    # or waits for a person. What is brief, it refuses by itself.
+                    if not await self._idle(session):
+                        raise busy
                     await self.sessions.own(self.principal, session)
                 yield session

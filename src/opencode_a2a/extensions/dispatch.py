@@ -4,7 +4,7 @@
 written for one OpenCode, that of its ``Call``. Which one that is, and on which replica it runs, is
 decided here, before anything runs:
 
-- A method about one OpenCode, which is the rule: ``Deps.place`` finds it by the task, session,
+- A method about one OpenCode, which is the rule: ``Deps.where`` finds it by the session,
   request, workspace or directory that the params name. If another replica owns it, the whole call
   runs there. A request that nobody has stored may wait in any OpenCode: the handler raises
   ``NotHereError``, and the others are tried in turn.
@@ -26,6 +26,8 @@ from pydantic import TypeAdapter, ValidationError
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.cluster.fleet import Anywhere, Member, MovedError, Where
+from opencode_a2a.cluster.mailbox import OTHERS_SECONDS, OwnerCall
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -42,9 +44,7 @@ from opencode_a2a.extensions.params import Payload, Routed, read, read_result, w
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Action, at_least
-from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, OwnerCall
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.turns.fleet import Anywhere, Member, MovedError, Place
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
 
@@ -81,12 +81,7 @@ class Dispatcher:
         declared = [method for extension in extensions for method in extension.methods.values()]
         self.deps = deps
         self._methods = {m.name: m for m in declared if m.state(settings) == "enabled"}
-        self.names: Iterable[str] = self._methods
-        self.disabled: Mapping[str, Off] = {
-            m.name: off for m in declared if (off := m.off(settings))
-        }
-        """Methods that are declared but disabled: by which setting, and why."""
-
+        self._disabled = {m.name: off for m in declared if (off := m.off(settings))}
         self._calls = OwnerCall(
             deps.tasks.mailbox,
             "method",
@@ -97,6 +92,18 @@ class Dispatcher:
             self._repeatable,
         )
 
+    @property
+    def names(self) -> Iterable[str]:
+        missing = self.deps.fleet.missing
+        return (name for name, one in self._methods.items() if one.requires not in missing)
+
+    @property
+    def disabled(self) -> Mapping[str, Off]:
+        """Methods that are declared and not offered: why, and by which setting."""
+        missing = self.deps.fleet.missing
+        lacking = (name for name, one in self._methods.items() if one.requires in missing)
+        return self._disabled | dict.fromkeys(lacking, Off("not_in_opencode"))
+
     def _repeatable(self, request: MethodRequest) -> bool:
         method = self._methods.get(request.method)
         return method is None or method.repeatable or method.access is Access.READ
@@ -106,23 +113,23 @@ class Dispatcher:
         request, method = MethodRequest(name, caller, params, version), self._methods[name]
         try:
             with _audited(method, request, success=False):  # else it is audited where it runs
-                place = await self._place(method, request)
-            return await self._calls.run(place, request)
+                where = await self._where(method, request)
+            return await self._calls.run(where, request)
         except ServiceError as error:
             raise _completed(error, method) from None
 
-    async def _place(self, method: Method, request: MethodRequest) -> Place:
+    async def _where(self, method: Method, request: MethodRequest) -> Where:
         """Say where a call belongs; refuse one that could run nowhere."""
         params = _checked(method, request)
         if method.local or method.merge is not None:
             return Anywhere(self.deps.fleet.first)
-        return await self.deps.place(params, changes=method.access is not Access.READ)
+        return await self.deps.where(params, changes=method.access is not Access.READ)
 
     async def _run(self, member: Member, request: MethodRequest) -> JsonObject:
         """Run a call for an OpenCode, or for all of them."""
         method = self._methods.get(request.method)
         if method is None:  # the replica that forwards it has other settings, or a later version
-            off = self.disabled.get(request.method)
+            off = self._disabled.get(request.method)
             raise MethodNotFoundError.named(request.method, off, request.version.value)
         with _audited(method, request):
             params = _checked(method, request)
@@ -190,7 +197,7 @@ class Dispatcher:
         ]
         for upstream in (*here, *await self.deps.tasks.mailbox.others()):
             with suppress(type(missing), UpstreamError):
-                return await self._calls.run(fleet.place(upstream), replace(request, only=upstream))
+                return await self._calls.run(fleet.where(upstream), replace(request, only=upstream))
         raise missing
 
 

@@ -29,11 +29,11 @@ from opencode_a2a.extensions.call import Call, NotHereError
 from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.ids import ContextId, Owner, RequestId
+from opencode_a2a.log.state import TERMINAL
 from opencode_a2a.opencode.calls import well_formed
 from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
-from opencode_a2a.tasks.state import TERMINAL
 from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,
@@ -43,8 +43,8 @@ from opencode_a2a.turns.answers import (
     Scope,
     check_allowed,
 )
-from opencode_a2a.turns.interrupts import record_settled
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
+from opencode_a2a.turns.shared_interrupts import audit_settled
 from opencode_a2a.validation import FREE_OBJECT, wrong
 
 Kind = Literal["permission", "question"]
@@ -62,12 +62,12 @@ INTERRUPTS = Extension(
     anchor="shared-interactive-interrupt-v1",
     summary="Answer the permissions and questions that a task waits for.",
     aliases=aliases("urn:a2a:interactive-interrupt/v1", "interactive-interrupt"),
-    public=lambda _: {
+    public=lambda _, __: {
         "supported_interrupt_events": ["permission.asked", "question.asked"],
         "request_id_field": "metadata.shared.interrupt.request_id",
     },
     public_methods=True,
-    extended=lambda settings: {
+    extended=lambda settings, _: {
         "question_reply_contract": {
             "answers": "array of arrays of strings",
             "order": "one array for each question, in their order",
@@ -101,7 +101,7 @@ RECOVERY = Extension(
     anchor="opencode-interrupt-recovery-v1",
     summary="List the permissions and questions that wait, after a lost connection for example.",
     aliases=aliases("urn:opencode-a2a:interrupt-recovery/v1", "interrupt-recovery"),
-    extended=lambda _: {
+    extended=lambda _, __: {
         "recovery_scope": _SCOPE,
         "item_fields": [*_ITEM_FIELDS],
     },
@@ -313,7 +313,7 @@ async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     except UpstreamNotFoundError:
         raise missing from None
     resumed = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
-    record_settled(_owner(call, asked), asked, resumed)
+    audit_settled(_owner(call, asked), asked, resumed)
 
 
 def _owner(call: Call, asked: Interrupted) -> Owner:

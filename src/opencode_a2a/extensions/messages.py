@@ -28,12 +28,12 @@ from opencode_a2a.extensions.params import (
     refusal,
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId, scoped_id
+from opencode_a2a.log.state import TaskRef
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.messages import Message
 from opencode_a2a.messages import Part as MessagePart
+from opencode_a2a.net.egress import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.opencode import types as wire
-from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
-from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT, wrong
 

@@ -7,6 +7,7 @@ of answers, and a test compares the declarations here with both.
 from opencode_a2a.a2a.operations import SEND_MESSAGE, SEND_STREAMING_MESSAGE
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Settings
+from opencode_a2a.errors import Missing
 from opencode_a2a.events import FailureType, Json
 from opencode_a2a.extensions.registry import Extension, aliases
 from opencode_a2a.rights import PROFILES
@@ -19,13 +20,19 @@ def _sending(settings: Settings) -> list[Json]:
     return [op.named(one) for one in spoken for op in (SEND_MESSAGE, SEND_STREAMING_MESSAGE)]
 
 
-def _place(settings: Settings) -> list[Json]:
-    """Return the metadata that choose where a message is worked on."""
-    directory = ["opencode.directory"] if settings.directory_override else []
-    return [*directory, "opencode.workspace.id"]
+def _private(settings: Settings, missing: Missing) -> list[Json]:
+    """Return the metadata of our own that say where and how a message is worked on."""
+    offered: dict[str, bool] = {
+        "opencode.directory": settings.directory_override,
+        "opencode.workspace.id": "workspaces" not in missing,
+        "opencode.agent": True,
+        "opencode.command": True,
+        "opencode.plan": "rules" not in missing,
+        "opencode.new_task": True,
+        "opencode.sign_in": True,
+    }
+    return [name for name, offers in offered.items() if offers]
 
-
-_PRIVATE = ("opencode.agent", "opencode.command", "opencode.plan", "opencode.new_task")
 
 SESSION_BINDING = Extension(
     key="session_binding",
@@ -33,18 +40,17 @@ SESSION_BINDING = Extension(
     anchor="shared-session-binding-v1",
     summary="Continue a known OpenCode session, in a chosen directory.",
     aliases=aliases("urn:a2a:session-binding/v1", "session-binding"),
-    public=lambda settings: {
+    public=lambda settings, missing: {
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
         "supported_metadata": [
             "shared.session.id",
             "shared.delivery",
-            *_place(settings),
-            *_PRIVATE,
+            *_private(settings, missing),
         ],
-        "provider_private_metadata": [*_place(settings), *_PRIVATE],
+        "provider_private_metadata": _private(settings, missing),
     },
-    extended=lambda _: {
+    extended=lambda _, __: {
         "session_metadata_field": "metadata.shared.session",
         "session_fields": ["id", "title"],
     },
@@ -59,6 +65,8 @@ SESSION_BINDING = Extension(
         "A session that belongs to another caller looks like one that does not exist.",
         "A message without a task answers the task that waits in its context, or is refused with "
         "what that asks; opencode.new_task set to true starts a task instead.",
+        "opencode.sign_in, the timestamp of an auth-required status, has a message refused if its "
+        "task no longer waits for that sign-in.",
         "A message on a working task steers it; shared.delivery says otherwise: steer, queue or "
         "interrupt.",
     ),
@@ -69,7 +77,7 @@ MODEL_SELECTION = Extension(
     anchor="shared-model-selection-v1",
     summary="Choose the model for one message.",
     aliases=aliases("urn:a2a:model-selection/v1", "model-selection"),
-    public=lambda settings: {
+    public=lambda settings, _: {
         "metadata_field": "metadata.shared.model",
         "behavior": "prefer_metadata_model_else_upstream_default",
         "supported_metadata": ["shared.model.providerID", "shared.model.modelID"],
@@ -85,7 +93,8 @@ RIGHTS = Extension(
     title="OpenCode profiles",
     anchor="opencode-profiles-v1",
     summary="Narrow what the agent may do for one message.",
-    public=lambda settings: {
+    requires="rules",
+    public=lambda settings, _: {
         "metadata_field": "metadata.opencode.profile",
         "behavior": "narrow_only",
         "supported_metadata": ["opencode.profile"],
@@ -93,7 +102,7 @@ RIGHTS = Extension(
         "profiles": [*PROFILES],
         "applies_to_methods": _sending(settings),
     },
-    extended=lambda settings: {"deployment_profile": settings.auth.profile},
+    extended=lambda settings, _: {"deployment_profile": settings.auth.profile},
     surface="core-runtime-metadata",
     notes=(
         "Deployment, credential and message each name a profile; what all three allow is done.",
@@ -106,14 +115,15 @@ OUTPUT_SCHEMA = Extension(
     title="Shared output schema",
     anchor="shared-output-schema-v1",
     summary="Have the answer to a message as data that fits a JSON schema.",
-    public=lambda settings: {
+    requires="schemas",
+    public=lambda settings, _: {
         "metadata_field": "metadata.shared.output.schema",
         "behavior": "validated_data_artifact_else_failed_task",
         "supported_metadata": ["shared.output.schema", "opencode.format"],
         "provider_private_metadata": ["opencode.format"],
         "applies_to_methods": _sending(settings),
     },
-    extended=lambda _: {
+    extended=lambda _, __: {
         "artifact_name": "result",
         "failure_type": FailureType.UPSTREAM_STRUCTURED_OUTPUT.value,
         "max_schema_bytes": MAX_BYTES,
@@ -134,7 +144,7 @@ _INTERRUPT_FIELDS = (
 )  # fmt: skip
 _DETAIL_FIELDS = (
     "permission", "patterns", "always", "replies", "scopes", "questions",
-    "origin", "metadata", "tool",
+    "origin", "metadata", "tool", "links",
 )  # fmt: skip
 _USAGE_FIELDS = (
     "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens",
@@ -146,7 +156,7 @@ STREAM_HINTS = Extension(
     anchor="shared-stream-hints-v1",
     summary="What a chunk or status is: block type, progress, interrupt, session, usage.",
     aliases=aliases("urn:a2a:stream-hints/v1", "stream-hints"),
-    public=lambda _: {
+    public=lambda _, __: {
         "artifact_metadata_field": "metadata.shared.stream",
         "progress_metadata_field": "metadata.shared.progress",
         "interrupt_metadata_field": "metadata.shared.interrupt",
@@ -159,7 +169,7 @@ STREAM_HINTS = Extension(
         "session_fields": ["id", "title"],
         "usage_fields": ["input_tokens", "output_tokens", "total_tokens"],
     },
-    extended=lambda _: {
+    extended=lambda _, __: {
         "block_contracts": {
             "text": {"part": "text", "fields": ["text"]},
             "reasoning": {"part": "text", "fields": ["text"]},

@@ -10,16 +10,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import getdoc
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     DisabledReason,
+    Feature,
     InvalidFieldError,
     InvalidParamsError,
     MethodNotFoundError,
+    Missing,
     MissingFieldError,
+    NotInOpenCodeError,
     Off,
     ServiceError,
     SessionNotFoundError,
@@ -45,19 +48,23 @@ Handler = Callable[[Call, Any], Awaitable[Payload]]
 Merge = Callable[[Any, list[Any]], Payload]
 """Takes the params and the results of all OpenCodes, in this order; returns one result."""
 H = TypeVar("H", bound=Handler)
-Description = Callable[[Settings], JsonObject]
-"""Makes the params of an extension on a card from the settings of the deployment."""
+Description = Callable[[Settings, Missing], JsonObject]
+"""Makes the params of an extension on a card from the settings of the deployment, and from what its
+OpenCode cannot do."""
+NOTHING: Final[Missing] = frozenset()
 Availability = Literal["enabled", DisabledReason]
 Stability = Literal["stable", "experimental"]
 
 _ALWAYS: Errors = (
+    NotInOpenCodeError,
     UpstreamUnreachableError,
     UpstreamHttpError,
     UpstreamPayloadError,
     UpstreamBackpressureError,
     StoreUnavailableError,
 )
-"""Errors of every method: OpenCode is asked, or the replica that runs it, and the database."""
+"""Errors of every method: OpenCode is asked, or the replica that runs it, and the database. An
+OpenCode may not have what a call names, such as a workspace."""
 
 
 class Access(StrEnum):
@@ -105,11 +112,14 @@ class Method:
     """The event of the audit record that every call writes."""
     needs: Action = "deny"
     """The least that a call has to be allowed to change: ``ask`` for a method that changes files
-    itself, ``allow`` for one that runs what the agent would have to ask for."""
+    itself, ``allow`` for one that runs what the agent would have to ask for. ``Access.OPERATE``
+    implies at least ``ask``."""
     repeatable: bool = False
     """Whether the next owner may make a call again if a replica dies over it, as for any read."""
     local: bool = False
     """Whether it asks no OpenCode: the service's own database has all it needs, on any replica."""
+    requires: Feature | None = None
+    """What an OpenCode has to have for it; without that, calls are refused."""
     merge: Merge | None = None
     """Combines the results of all OpenCodes; None for a method about one of them. Only for methods
     that read: servers that are unreachable, slow or return an error are silently omitted."""
@@ -123,7 +133,7 @@ class Method:
         implied += [MethodNotFoundError] if self.condition or limited else []
         return tuple(dict.fromkeys((*self.errors, *implied)))
 
-    def off(self, settings: Settings) -> Off | None:
+    def off(self, settings: Settings, missing: Missing = NOTHING) -> Off | None:
         """Return why a deployment does not offer the method; None if it does."""
         condition = self.condition
         if condition and not condition.enabled(settings):
@@ -133,10 +143,10 @@ class Method:
         # No credential and no message widens the profile of the deployment.
         if not at_least(settings.auth.rights.changes, self.needs):
             return Off("disabled_by_policy", PROFILE_VARIABLE)
-        return None
+        return Off("not_in_opencode") if self.requires in missing else None
 
-    def state(self, settings: Settings) -> Availability:
-        off = self.off(settings)
+    def state(self, settings: Settings, missing: Missing = NOTHING) -> Availability:
+        off = self.off(settings, missing)
         return off.reason if off else "enabled"
 
     def routing_fields(self, settings: Settings) -> list[str]:
@@ -147,7 +157,7 @@ class Method:
             fields += ["directory"] if "directory" in self.params.model_fields else []
         return fields
 
-    def contract(self, settings: Settings) -> JsonObject:
+    def contract(self, settings: Settings, missing: Missing) -> JsonObject:
         """Return the method's entry on the extended card."""
         names: dict[bool, list[Json]] = {True: [], False: []}
         for name, info in self.params.model_fields.items():
@@ -167,7 +177,7 @@ class Method:
         contract: JsonObject = {
             "summary": self.summary,
             "access": self.access.value,
-            "availability": self.state(settings),
+            "availability": self.state(settings, missing),
             "params": params,
             "result": result,
             "routing_fields": [*self.routing_fields(settings)],
@@ -197,10 +207,12 @@ class Extension:
     summary: str
     aliases: tuple[str, ...] = ()
     """Its earlier URIs."""
-    public: Description = lambda _: {}
+    public: Description = lambda _, __: {}
     """Makes its params on the public card."""
-    extended: Description = lambda _: {}
+    extended: Description = lambda _, __: {}
     """Makes those that the extended card adds, besides notes and methods."""
+    requires: Feature | None = None
+    """What an OpenCode has to have for it; without that, cards do not name it."""
     public_methods: bool = False
     """Whether the public card names its methods."""
     notes: tuple[str, ...] = ()
@@ -236,7 +248,7 @@ class Extension:
             **self.scope,
         }
 
-    def retention_of(self, method: Method, settings: Settings) -> JsonObject:
+    def retention_of(self, method: Method, settings: Settings, missing: Missing) -> JsonObject:
         """Return how long one of its methods stays as it is."""
         experimental = method.stability == "experimental"
         retention: JsonObject = {
@@ -245,13 +257,12 @@ class Extension:
             "retention": "experimental-upstream" if experimental else "stable",
             "extension_uri": self.uri,
         }
-        off = method.off(settings)
+        off = method.off(settings, missing)
         toggle = off.toggle if off else method.condition and method.condition.variable
-        if toggle:
+        if off or toggle:
             retention["availability"] = "disabled" if off else "enabled"
             retention["retention"] = "deployment-conditional"
-            retention["toggle"] = toggle
-        return retention
+        return retention | ({"toggle": toggle} if toggle else {})
 
     def method(
         self,
@@ -266,6 +277,7 @@ class Extension:
         needs: Action = "deny",
         repeatable: bool = False,
         local: bool = False,
+        requires: Feature | None = None,
         merge: Merge | None = None,
     ) -> Callable[[H], H]:
         """Declare a method; ``Method`` explains what can be declared.
@@ -298,31 +310,32 @@ class Extension:
                 needs="ask" if needs == "deny" and access is Access.OPERATE else needs,
                 repeatable=repeatable,
                 local=local,
+                requires=requires,
                 merge=merge,
             )
             return handler
 
         return declare
 
-    def enabled(self, settings: Settings) -> list[Method]:
+    def enabled(self, settings: Settings, missing: Missing = NOTHING) -> list[Method]:
         """Return the methods that a deployment offers."""
-        return [method for method in self.methods.values() if method.state(settings) == "enabled"]
+        return [one for one in self.methods.values() if one.off(settings, missing) is None]
 
-    def public_params(self, settings: Settings) -> JsonObject:
+    def public_params(self, settings: Settings, missing: Missing = NOTHING) -> JsonObject:
         """Return the extension's params on the public card."""
         named: JsonObject = {"methods": [*self.methods]} if self.public_methods else {}
-        return named | self.public(settings)
+        return named | self.public(settings, missing)
 
-    def extended_params(self, settings: Settings) -> JsonObject:
+    def extended_params(self, settings: Settings, missing: Missing = NOTHING) -> JsonObject:
         """Return the params that the extended card adds, for authenticated callers."""
         if self.surface == "discovery":
-            return self.extended(settings)  # it describes the whole service
-        params: JsonObject = {"profile": PROFILE, **self.extended(settings)}
+            return self.extended(settings, missing)  # it describes the whole service
+        params: JsonObject = {"profile": PROFILE, **self.extended(settings, missing)}
         if self.notes:
             params["notes"] = [*self.notes]
         if not self.methods:
             return params
-        methods, enabled = self.methods.values(), self.enabled(settings)
+        methods, enabled = self.methods.values(), self.enabled(settings, missing)
         params["methods"] = [method.name for method in enabled]
         for access in Access:
             names: list[Json] = [method.name for method in enabled if method.access is access]
@@ -360,7 +373,7 @@ class Extension:
         params |= {
             "routing_fields": [*shared],
             "upstream_stability": {method.name: method.stability for method in methods},
-            "method_contracts": {method.name: method.contract(settings) for method in methods},
+            "method_contracts": {one.name: one.contract(settings, missing) for one in methods},
             "errors": {
                 "business_codes": {reason: error.code for reason, error in errors.items()},
                 "error_types": [*errors],

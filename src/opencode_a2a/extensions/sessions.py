@@ -1,5 +1,6 @@
 """Methods on OpenCode's sessions that belong to the caller or to nobody."""
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from opencode_a2a.extensions.messages import (
     CommandRequest,
     PromptModel,
     PromptRequest,
+    PromptSubtask,
     ShellRequest,
 )
 from opencode_a2a.extensions.params import (
@@ -46,6 +48,7 @@ from opencode_a2a.extensions.params import (
 from opencode_a2a.extensions.registry import Access, Condition, Extension, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as wire
+from opencode_a2a.opencode.translate import could_change_files
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong
 
@@ -63,7 +66,7 @@ SESSIONS = Extension(
         *aliases("urn:opencode-a2a:session-query/v1", "session-management"),
         "urn:opencode-a2a:extension:session-query:v1",
     ),
-    extended=lambda _: {
+    extended=lambda _, __: {
         "context_semantics": {
             "a2a_context_id_field": "contextId",
             "a2a_context_id_prefix": DERIVED_CONTEXT,
@@ -252,7 +255,7 @@ async def children(call: Call, params: OfSession) -> Items[A2ATask]:
     return Items(items=[A2ATask.of(child, call.version) for child in await call.visible(found)])
 
 
-@SESSIONS.method("opencode.sessions.todo", Access.READ)
+@SESSIONS.method("opencode.sessions.todo", Access.READ, requires="todos")
 async def todo(call: Call, params: OfSession) -> Items[TodoItem]:
     """Return the agent's to-do list in a session."""
     session = await call.session(params.session_id)
@@ -270,29 +273,24 @@ class DiffParams(OfSession):
 async def diff(call: Call, params: DiffParams) -> Items[wire.FileDiff]:
     """List the file changes that the answer to one user message made.
 
-    Without a message it is the last user message whose answer changed a file.
+    Without a message it is the last user message whose answer changed a file. An answer that ran no
+    tool that can change files made none, whatever others changed meanwhile.
     """
     session = await call.session(params.session_id)
-    if params.message_id is not None:
-        named = [params.message_id]
-    else:
-        messages = (await call.opencode.messages(session.id, at=call.at)).items
-        named = [message.info.id for message in reversed(messages) if message.info.role == "user"]
-    for message_id in named:
-        if changes := await call.opencode.session_diff(session.id, message_id, at=call.at):
+    answers: dict[MessageId, list[wire.MessageWithParts]] = {}
+    for message in (await call.opencode.messages(session.id, at=call.at)).items:
+        if isinstance(message.info, wire.AssistantMessage):
+            answers.setdefault(message.info.parent_id, []).append(message)
+    for asked in [params.message_id] if params.message_id else reversed(answers):
+        if not could_change_files(answers.get(asked, ())):
+            continue
+        if changes := await call.opencode.session_diff(session.id, asked, at=call.at):
             return Items(items=changes)
     return Items(items=[])
 
 
-class MessagesParams(Listing):
-    example = OfSession.example
-
-    session_id: Id
+class MessagesParams(Listing, OfSession):
     before: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-
-    @property
-    def named_session(self) -> str | None:
-        return self.session_id
 
 
 @SESSIONS.method("opencode.sessions.messages.list", Access.READ, PaginationModeError)
@@ -355,13 +353,23 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     under `message_id`. `tools` takes tools away, but does not allow what needs a permission.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    subtasks = any(part.type == "subtask" for part in params.request.parts)
+    subtasks = {
+        f"request.parts[{index}]": part
+        for index, part in enumerate(params.request.parts)
+        if isinstance(part, PromptSubtask)
+    }
     if subtasks and call.rights.changes != "allow":
         raise AuthorizationForbiddenError(
             "A sub-agent cannot be kept from changing files; send the prompt without a subtask",
             credential_id=call.caller.credential_id,
         )
-    await _check_chosen(call, params.request)
+    await _check_chosen(
+        call,
+        {"request.agent": params.request.agent}
+        | {f"{field}.agent": part.agent for field, part in subtasks.items()},
+        {"request.model": params.request.model}
+        | {f"{field}.model": part.model for field, part in subtasks.items()},
+    )
     prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
@@ -371,22 +379,28 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     return PromptDone(session_id=session.id, message_id=message_id)
 
 
-async def _check_chosen(call: Call, request: PromptRequest) -> None:
-    """Refuse an agent or a model that OpenCode does not have.
+async def _check_chosen(
+    call: Call,
+    agents: Mapping[str, str | None],
+    models: Mapping[str, PromptModel | ModelRef | None],
+) -> None:
+    """Refuse agents and models that OpenCode does not have; they are given by field.
 
-    OpenCode (1.18) takes such a prompt, runs nothing and stores no error.
+    OpenCode (1.18) answers them with an error that says nothing, or runs nothing and stores none.
     """
-    if request.agent:
+    if any(agents.values()):
         names = [agent.name for agent in await call.opencode.agents(at=call.at)]
-        if request.agent not in names:
-            text = f"is not one of the agents: {', '.join(names)}"
-            raise InvalidParamsError.of("request.agent", text)
-    if request.model is not None:
-        catalogue, chosen = await call.opencode.provider_catalogue(at=call.at), request.model
-        found = [one for one in catalogue.all if one.id in catalogue.connected]
-        if not any(one.id == chosen.provider_id and chosen.model_id in one.models for one in found):
-            text = "is not a model of a connected provider; opencode.models.list has them"
-            raise InvalidParamsError.of("request.model", text)
+        for field, name in agents.items():
+            if name and name not in names:
+                text = f"is not one of the agents: {', '.join(names)}"
+                raise InvalidParamsError.of(field, text)
+    if any(models.values()):
+        catalogue = await call.opencode.provider_catalogue(at=call.at)
+        connected = {one.id: one.models for one in catalogue.all if one.id in catalogue.connected}
+        for field, model in models.items():
+            if model and model.model_id not in connected.get(model.provider_id, ()):
+                text = "is not a model of a connected provider; opencode.models.list has them"
+                raise InvalidParamsError.of(field, text)
 
 
 async def _message_id(
@@ -434,6 +448,8 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
         )
     if problem := source.unsafe_arguments(wanted.arguments):
         raise InvalidParamsError.of("request.arguments", problem)
+    chosen = params.request
+    await _check_chosen(call, {"request.agent": chosen.agent}, {"request.model": chosen.model})
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)
         async with call.giving_work(session, source.agent or wanted.agent) as agent:
@@ -461,8 +477,10 @@ async def shell(call: Call, params: ShellParams) -> Item[A2AMessage]:
 
     It is refused where changes have to be asked for: nobody would be asked.
     """
+    chosen = params.request
+    await _check_chosen(call, {"request.agent": chosen.agent}, {"request.model": chosen.model})
     async with call.working(params.session_id) as session:
-        answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
+        answer = await call.opencode.run_shell(session.id, chosen.call(), at=call.at)
     return Item(item=A2AMessage.of(answer, call.version))
 
 
@@ -511,6 +529,7 @@ class CreateParams(Placed):
 async def create(call: Call, params: CreateParams) -> OneSession:
     """Create a session, which belongs to the caller."""
     request, model = params.request, params.request.model
+    await _check_chosen(call, {"request.agent": request.agent}, {"request.model": model})
     async with AsyncExitStack() as held:
         parent = None
         if request.parent_id is not None:
@@ -587,14 +606,16 @@ async def fork(call: Call, params: ForkParams) -> OneSession:
     return OneSession.of(item=made)
 
 
-@SESSIONS.method("opencode.sessions.share", Access.MUTATE, condition=_MUTATIONS)
+@SESSIONS.method("opencode.sessions.share", Access.MUTATE, condition=_MUTATIONS, requires="sharing")
 async def share(call: Call, params: OfSession) -> OneSession:
     """Publish a session through OpenCode's sharing service, if OpenCode is set up for it."""
     async with call.changing(params.session_id) as session:
         return OneSession.of(item=await call.opencode.share_session(session.id, at=call.at))
 
 
-@SESSIONS.method("opencode.sessions.unshare", Access.MUTATE, condition=_MUTATIONS)
+@SESSIONS.method(
+    "opencode.sessions.unshare", Access.MUTATE, condition=_MUTATIONS, requires="sharing"
+)
 async def unshare(call: Call, params: OfSession) -> OneSession:
     """Stop sharing a session."""
     async with call.changing(params.session_id) as session:
@@ -629,12 +650,12 @@ async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
 
     With `auto` the model then continues what it was doing, within the rights of the call.
     """
-    request = params.request
+    request, model = params.request, None
+    if request.provider_id and request.model_id:
+        model = ModelRef(request.provider_id, request.model_id)
+        await _check_chosen(call, {}, {"request.modelID": model})
     async with call.working(params.session_id) as session:
-        if request.provider_id and request.model_id:
-            model = ModelRef(request.provider_id, request.model_id)
-        else:
-            model = await _model(call, session)
+        model = model or await _model(call, session)
         async with call.giving_work(session, None):
             await call.opencode.summarize_session(session.id, model, auto=request.auto, at=call.at)
     return SessionDone(session_id=session.id)

@@ -130,7 +130,11 @@ def _merge_workspaces(_: Routed, lists: list[Items[Workspace]]) -> Items[Workspa
 
 
 @WORKSPACES.method(
-    "opencode.workspaces.list", Access.READ, merge=_merge_workspaces, stability="experimental"
+    "opencode.workspaces.list",
+    Access.READ,
+    merge=_merge_workspaces,
+    stability="experimental",
+    requires="workspaces",
 )
 async def list_workspaces(call: Call, params: Routed) -> Items[Workspace]:
     """List the workspaces of the project, without those that other callers made."""
@@ -144,7 +148,11 @@ def _merge_worktrees(_: Routed, lists: list[Directories]) -> Directories:
 
 
 @WORKSPACES.method(
-    "opencode.worktrees.list", Access.READ, merge=_merge_worktrees, stability="experimental"
+    "opencode.worktrees.list",
+    Access.READ,
+    merge=_merge_worktrees,
+    stability="experimental",
+    requires="worktrees",
 )
 async def list_worktrees(call: Call, params: Routed) -> Directories:
     """List the directories of the project's worktrees, without those that other callers made."""
@@ -174,7 +182,12 @@ class CreateWorkspaceParams(Routed):
     request: WorkspaceRequest
 
 
-@_mutation("opencode.workspaces.create", Access.OPERATE, example={"request": {"type": "worktree"}})
+@_mutation(
+    "opencode.workspaces.create",
+    Access.OPERATE,
+    example={"request": {"type": "worktree"}},
+    requires="workspaces",
+)
 async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[Workspace]:
     """Make a workspace; OpenCode has to be started with `OPENCODE_EXPERIMENTAL_WORKSPACES=1`."""
     draft = WorkspaceDraft(**dict(params.request))
@@ -208,6 +221,7 @@ class RemoveWorkspaceParams(Routed):
     Access.OPERATE,
     UpstreamNotFoundError,
     example={"workspace_id": "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"},
+    requires="workspaces",
 )
 async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWorkspace:
     """Remove a workspace and its worktree; ``item`` is null when there was none.
@@ -235,7 +249,7 @@ class CreateWorktreeParams(Routed):
     request: WorktreeRequest = WorktreeRequest()
 
 
-@_mutation("opencode.worktrees.create", Access.OPERATE)
+@_mutation("opencode.worktrees.create", Access.OPERATE, requires="worktrees")
 async def create_worktree(call: Call, params: CreateWorktreeParams) -> Item[Worktree]:
     """Make a git worktree of the project; its files are there a moment later."""
     name, command = params.request.name, params.request.start_command
@@ -272,6 +286,7 @@ class RemoveWorktreeParams(Routed):
     "opencode.worktrees.remove",
     Access.OPERATE,
     example={"request": {"directory": "/srv/worktrees/one"}},
+    requires="worktrees",
 )
 async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     """Remove a worktree of the project and its branch.
@@ -289,6 +304,7 @@ async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     "opencode.worktrees.reset",
     Access.OPERATE,
     example={"request": {"directory": "/srv/worktrees/one"}},
+    requires="worktrees",
 )
 async def reset_worktree(call: Call, params: WorktreeParams) -> Done:
     """Bring a worktree of the project back to its branch point; changes in it are lost."""

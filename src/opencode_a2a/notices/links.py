@@ -81,7 +81,7 @@ class Signer:
         """Return what a page gets with the request that it shows, and sends with the answer."""
         return self._sign("page", subject)
 
-    def of_page(self, token: str, subject: Subject) -> bool:
+    def fits_page(self, token: str, subject: Subject) -> bool:
         return hmac.compare_digest(self._sign("page", subject).encode(), token.encode())
 
     def _sign(self, purpose: str, subject: Subject) -> str:

@@ -30,10 +30,12 @@ from opencode_a2a.errors import (
     InterruptNotFoundError,
     ServiceError,
     TaskNotFoundError,
+    UnsupportedOperationError,
 )
 from opencode_a2a.events import Channel, Interrupted, Json, JsonObject
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.log.state import TaskState, load_request
 from opencode_a2a.messages import Message, MessageIds, Part, PromptPart, TurnRequest
 from opencode_a2a.notices.links import PAGE, SIGN_IN, Signer, Subject, sign_in_deadline, sign_in_id
 from opencode_a2a.rights import NARROWEST, Budget, Rights
@@ -42,7 +44,6 @@ from opencode_a2a.store import interrupts
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import State, TaskState, load_request
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.web.auth import peer_address
 from opencode_a2a.web.browser import StaticFile, static_files
@@ -55,21 +56,22 @@ CREDENTIAL = "link"
 _UNSTORED = {"cache-control": "no-store"}
 INVALID = "This link is not valid, or what it was for is no longer known; open the console instead."
 LATE = "The time for an answer is over; nothing was done."
+VOID = "The task went on or ended without an answer; nothing was done."
 BEFORE = "It was answered before; nothing more was done."
 NOT_SHOWN = "Nothing was answered, since the request was not shown first; open the link again."
 
 _Short = Annotated[str, Field(max_length=4000)]
 
 
-class _Sent(BaseModel):
+class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Show(_Sent):
+class _Show(_Body):
     link: _Short
 
 
-class _Answer(_Sent):
+class _AnswerBody(_Body):
     link: _Short
     page: _Short
     method: Literal[
@@ -106,6 +108,8 @@ class _Linked:
     """None for a sign-in."""
     settled: JsonObject | None
     """How it ended; None if it waits."""
+    sign_in: int | None = None
+    """See ``Status.sign_in``; None for a request."""
 
     @property
     def late(self) -> bool:
@@ -156,14 +160,16 @@ class LinkPages:
         name = unquote(name)
         if not name.isascii() or not name.isprintable():
             return None
-        found = await (self._sign_in(name) if name.startswith(SIGN_IN) else self._request(name))
+        found = await (
+            self._linked_sign_in(name) if name.startswith(SIGN_IN) else self._linked_request(name)
+        )
         nobody = Subject(name, "", 0)
         fits = self._signer.fits(signature, nobody if found is None else found.subject)
         if found is None or not fits or self._budget_of(found.principal) is None:
             return None
         return found
 
-    async def _request(self, request_id: str) -> _Linked | None:
+    async def _linked_request(self, request_id: str) -> _Linked | None:
         row = await self._database.read(interrupts.find, request_id)
         if row is None or not row.task_id:
             return None
@@ -182,7 +188,7 @@ class LinkPages:
             }
         return _Linked(subject, row.task_id, asked, settled)
 
-    async def _sign_in(self, name: str) -> _Linked | None:
+    async def _linked_sign_in(self, name: str) -> _Linked | None:
         task_id, _, since = name.removeprefix(SIGN_IN).rpartition("_")
         owner = await self._tasks.principal_of(task_id)
         if owner is None:
@@ -191,9 +197,8 @@ class LinkPages:
         seconds = self._settings.interrupts.interrupt_request_ttl_seconds
         subject = Subject(sign_in_id(task_id, at), owner, sign_in_deadline(at, seconds))
         status = (await self._tasks.log(owner, task_id)).state.status
-        waits = status.state is State.AUTH_REQUIRED and status.at == at
         over: JsonObject = {"resolution": "retried" if not status.state.terminal else "void"}
-        return _Linked(subject, task_id, None, None if waits else over)
+        return _Linked(subject, task_id, None, None if status.sign_in == at else over, at)
 
     # Requests of the page
 
@@ -209,11 +214,11 @@ class LinkPages:
         if self._settings.a2a.project:
             about["project"] = self._settings.a2a.project
         if linked.settled is not None or linked.late:
-            return _said({"about": about, "over": linked.settled or {"resolution": "expired"}})
+            return _response({"about": about, "over": linked.settled or {"resolution": "expired"}})
         log = await self._tasks.log(linked.principal, linked.task_id)
         shown: JsonObject = {"about": about, "page": self._signer.page_token(linked.subject)}
         if linked.asked is None:
-            shown["task"] = _sign_in(log.state)
+            shown["task"] = _sign_in_card(log.state)
         else:
             asked = replace(linked.asked, allows_always=False)
             shown["asked"] = render.interrupt(asked, ())
@@ -222,17 +227,17 @@ class LinkPages:
                 shown["plan"] = text.text if text is not None else ""
             # A plain "yes" elsewhere counts from now on for this request, too.
             log.note_seen_number(asked.number or 0)
-        return _said(shown)
+        return _response(shown)
 
     async def _answer(self, request: Request) -> Response:
         try:
-            sent = _Answer.model_validate_json(await request.body())
+            sent = _AnswerBody.model_validate_json(await request.body())
         except ValidationError:
             return _refusal(400, "This is not an answer that a link can give; open it again.")
         linked = await self._linked(sent.link)
         if linked is None:
             return _refusal(404, INVALID)
-        if not self._signer.of_page(sent.page, linked.subject):
+        if not self._signer.fits_page(sent.page, linked.subject):
             return _refusal(400, NOT_SHOWN)
         kind = linked.asked.type if linked.asked is not None else None
         fits = sent.method in _METHODS[kind]
@@ -259,7 +264,7 @@ class LinkPages:
             )
         return response
 
-    async def _give(self, linked: _Linked, sent: _Answer, resolution: str) -> Response:
+    async def _give(self, linked: _Linked, sent: _AnswerBody, resolution: str) -> Response:
         """Give an answer; if the request is over, say how it ended."""
         if linked.late:
             return _over(410, LATE, {"resolution": "expired"})
@@ -270,10 +275,10 @@ class LinkPages:
         }
         if linked.asked is not None and linked.asked.type != "plan":
             try:
-                await self._reply(linked, sent)
+                await self._answer_by_method(linked, sent)
             except (InterruptNotFoundError, InterruptExpiredError):
-                return await self._ended(sent.link)
-            return _said({"settled": given})
+                return await self._how_it_ended(sent.link)
+            return _response({"settled": given})
         # The same tap twice: the second waits for the first.
         copies = (linked.principal, f"link {linked.subject.id}")
         async with self._tasks.sending.message_locks.setdefault(copies, asyncio.Lock()):
@@ -282,15 +287,16 @@ class LinkPages:
                 same = now is not None and (now.settled or {}).get("resolution") == resolution
                 by_us = now is not None and (now.settled or {}).get("by") == linked.principal
                 if same and (by_us or resolution == "retried"):
-                    return _said({"settled": given})
-                return await self._ended(sent.link)
-            if sent.method == "plan.drop":
-                await self._tasks.cancel(linked.principal, linked.task_id)
-            else:
-                await self._say(linked, sent.method)
-        return _said({"settled": given})
+                    return _response({"settled": given})
+                return await self._how_it_ended(sent.link)
+            try:
+                await self._answer_by_message(linked, sent.method)
+            except (InterruptNotFoundError, UnsupportedOperationError):
+                # Meanwhile somebody else answered, at this replica or another.
+                return await self._how_it_ended(sent.link)
+        return _response({"settled": given})
 
-    async def _reply(self, linked: _Linked, sent: _Answer) -> None:
+    async def _answer_by_method(self, linked: _Linked, sent: _AnswerBody) -> None:
         """Answer a permission or questions by the method that everybody uses."""
         params: dict[str, Json] = {"request_id": linked.subject.id}
         if sent.reply is not None:
@@ -305,11 +311,12 @@ class LinkPages:
         )
         await self._methods.call(caller, f"a2a.interrupt.{sent.method}", params, Version.V1)
 
-    async def _say(self, linked: _Linked, method: str) -> None:
-        """Send the message that has a plan carried out, or a turn tried again."""
+    async def _answer_by_message(self, linked: _Linked, method: str) -> None:
+        """Send the message that has a plan carried out or dropped, or a turn tried again."""
         part = Part("text", text="Try again")
-        if method == "plan.go":
-            part = Part("data", data={"reply": "go", "request_id": linked.subject.id})
+        if linked.asked is not None:
+            reply = "go" if method == "plan.go" else "cancel"
+            part = Part("data", data={"reply": reply, "request_id": linked.subject.id})
         name = sha256(f"{method} {linked.subject.id}".encode()).hexdigest()[:24]
         prompt = (PromptPart(text="Try again"),)
         request = TurnRequest(prompt, self._new_message_id(), rights=await self._rights(linked))
@@ -320,6 +327,7 @@ class LinkPages:
                 request,
                 task_id=linked.task_id,
                 budget=self._budget(linked),
+                sign_in=linked.sign_in,
             )
         )
 
@@ -335,21 +343,21 @@ class LinkPages:
         # A task that has ended takes no answer, but may be sent the same one again.
         return NARROWEST if row.request is None else load_request(row.request).rights
 
-    async def _ended(self, link: str) -> Response:
+    async def _how_it_ended(self, link: str) -> Response:
         """Say how a request ended for which an answer came too late."""
         now = await self._linked(link)
         settled = (now.settled if now is not None else None) or {"resolution": "answered"}
-        answered = settled["resolution"] not in ("expired", "void")
-        return _over(409 if answered else 410, BEFORE if answered else LATE, settled)
+        message = {"expired": LATE, "void": VOID}.get(str(settled["resolution"]), BEFORE)
+        return _over(409 if message is BEFORE else 410, message, settled)
 
 
-def _sign_in(state: TaskState) -> JsonObject:
+def _sign_in_card(state: TaskState) -> JsonObject:
     """Return as much of a task as the card of a sign-in shows."""
     status = render.task(state, 0, artifacts=False)["status"]
     return {"status": status}
 
 
-def _said(content: JsonObject) -> Response:
+def _response(content: JsonObject) -> Response:
     return OrjsonResponse(content, headers=_UNSTORED)
 
 

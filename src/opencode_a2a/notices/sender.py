@@ -3,11 +3,12 @@
 ``push.loop`` claims a row for each task and target, and gives it every change of the task's state
 in the order of the log, once it is stored. Most changes are passed over; a request for a person is
 told if it still waits, and so is the end. So there is one message for each request, and one for the
-end; only a replica that dies between sending and noting it can repeat one.
+end. One is repeated if the service has not got the answer that it was taken, or dies before noting
+that.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
@@ -16,14 +17,14 @@ from opencode_a2a.a2a.texts import TITLES
 from opencode_a2a.config import InterruptSettings, NoticeEntry, QuietHours, Settings
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import Principal
+from opencode_a2a.log.state import Entry, State
+from opencode_a2a.log.stored import load_task
 from opencode_a2a.notices.links import Signer, Subject, sign_in_deadline, sign_in_id
 from opencode_a2a.notices.targets import Http, Note, Target, made_of
 from opencode_a2a.push.loop import Notification, Receipt
 from opencode_a2a.store import interrupts, tasks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.log import load_task
-from opencode_a2a.tasks.state import Entry, State
 
 _ENDED = {
     State.COMPLETED: "A task is completed",
@@ -31,7 +32,7 @@ _ENDED = {
     State.CANCELED: "A task was canceled",
     State.REJECTED: "A task was rejected",
 }
-_PASSED_OVER = Receipt("skipped", ok=True)
+_PASSED_OVER = Receipt("skipped", ok=True, tried=False)
 
 
 class NoticeSender:
@@ -62,16 +63,20 @@ class NoticeSender:
         """Return the names of the targets for the tasks of a principal."""
         return [name for name, entry in self._entries.items() if entry.concerns(principal)]
 
-    async def send(self, row: HookRow, notification: Notification) -> Receipt:
-        """Tell of a change of state, unless there is nothing to tell."""
+    async def send(
+        self, row: HookRow, notification: Notification, _: Callable[[], None]
+    ) -> Receipt:
+        """Tell of a change of state, if there is something to tell; what is asked is not shown."""
         entry = self._entries.get(urlsplit(row.url).hostname or "")
         if entry is None or not entry.concerns(row.principal):
-            return Receipt("no_target", gone=True)
+            # While settings are rolled out, another replica may have it.
+            gone = not self._database.census.has_others
+            return Receipt("no_target", gone=gone, tried=False)
         note = await self._note(row, notification, entry)
         if note is None:
             return _PASSED_OVER
         if self._quiet is not None and (seconds := self._quiet.left(time.time())):
-            return Receipt("quiet", hold=seconds)
+            return Receipt("quiet", hold=seconds, tried=False)
         return await self.targets[entry.name].send(row.principal, note)
 
     async def _note(
@@ -96,13 +101,12 @@ class NoticeSender:
                 return None
             subject = Subject(asked.request_id, asked.principal, asked.expires_at)
             text = _asks(what.event)
-        elif status.state is State.AUTH_REQUIRED:
+        elif status.sign_in is not None:
             task = await self._database.read(tasks.load_by_number, row.task_no)
-            now = None if task is None else load_task(task).status
-            if now is None or now.state is not State.AUTH_REQUIRED or now.at != status.at:
+            if task is None or load_task(task).status.sign_in != status.sign_in:
                 return None
-            ends = sign_in_deadline(status.at, self._interrupts.interrupt_request_ttl_seconds)
-            subject = Subject(sign_in_id(ref.id, status.at), ref.principal, ends)
+            ends = sign_in_deadline(status.sign_in, self._interrupts.interrupt_request_ttl_seconds)
+            subject = Subject(sign_in_id(ref.id, status.sign_in), ref.principal, ends)
             text = "The model provider refused the key; somebody has to sign in."
         else:
             return None

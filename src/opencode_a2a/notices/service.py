@@ -12,10 +12,10 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Principal
 from opencode_a2a.messages import MessageIds
+from opencode_a2a.net.egress import Egress
 from opencode_a2a.notices import pages
 from opencode_a2a.notices.links import Signer, stored_secret
 from opencode_a2a.notices.sender import NoticeSender
-from opencode_a2a.peers.network import Egress
 from opencode_a2a.rights import Budget
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.service import TaskService
@@ -23,7 +23,7 @@ from opencode_a2a.web.auth import AcceptedCredential
 from opencode_a2a.web.browser import POLICY, StaticFile, static_files
 
 if TYPE_CHECKING:
-    from opencode_a2a.notices.webpush import WebPush
+    from opencode_a2a.notices.webpush import BrowserTarget
 
 DEVICE = "/notices"
 """The page at which a browser is subscribed."""
@@ -37,7 +37,7 @@ class Notices:
     database: Database
     signer: Signer
     sender: NoticeSender
-    browsers: "WebPush | None"
+    browsers: "BrowserTarget | None"
     """The target ``webpush``, if it is switched on."""
     anonymous = pages.ANONYMOUS
 
@@ -84,7 +84,7 @@ class Notices:
 
 async def start_notices(settings: Settings, database: Database) -> Notices:
     """Find or make the keys of links and of pushed messages."""
-    browsers: WebPush | None = None
+    browsers: BrowserTarget | None = None
     try:
         signer = Signer(await stored_secret("link", settings, database), settings.public_url)
         for entry in settings.notices.notify:
@@ -94,7 +94,7 @@ async def start_notices(settings: Settings, database: Database) -> Notices:
                 rules = Egress((), settings.push.allow_private_hosts)
                 secret = await stored_secret("vapid", settings, database)
                 seconds = settings.push.timeout_seconds
-                browsers = webpush.WebPush(secret, entry.contact, database, rules, seconds)
+                browsers = webpush.BrowserTarget(secret, entry.contact, database, rules, seconds)
     except StoreUnavailableError:
         raise database.went_away from None
     sender = NoticeSender(settings, signer, database, browsers)

@@ -18,19 +18,19 @@ from pydantic import SecretStr
 
 from opencode_a2a import __version__
 from opencode_a2a.config import (
-    EmailTarget,
+    EmailEntry,
     NoticeEntry,
-    NtfyTarget,
-    SlackTarget,
-    TelegramTarget,
-    WebhookTarget,
-    WebPushTarget,
+    NtfyEntry,
+    SlackEntry,
+    TelegramEntry,
+    WebhookEntry,
+    WebPushEntry,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.peers.network import Egress, EgressError, HostNotFoundError
+from opencode_a2a.net.egress import Egress, EgressError, HostNotFoundError
+from opencode_a2a.net.trust import machine_trust
 from opencode_a2a.push.loop import Receipt
 from opencode_a2a.push.sender import outcome_of
-from opencode_a2a.trust import machine_trust
 
 if TYPE_CHECKING:
     import httpx2
@@ -69,18 +69,18 @@ class HttpTarget:
 
     async def send(self, principal: str, note: Note) -> Receipt:
         match self._entry:
-            case NtfyTarget(url=url, token=token):
+            case NtfyEntry(url=url, token=token):
                 base, _, topic = url.rpartition("/")
                 return await self._http.post(base, _ntfy(topic, note), token)
-            case SlackTarget(url=url):
+            case SlackEntry(url=url):
                 return await self._http.post(url.get_secret_value(), _slack(note))
-            case TelegramTarget(token=token, chat=chat, api_url=api):
+            case TelegramEntry(token=token, chat=chat, api_url=api):
                 url = f"{api}/bot{token.get_secret_value()}/sendMessage"
                 return await self._http.post(url, _telegram(chat, note))
-            case WebhookTarget(url=url, token=token):
+            case WebhookEntry(url=url, token=token):
                 headers = {"webhook-id": note.key}
                 return await self._http.post(url, _plain(principal, note), token, headers)
-            case EmailTarget() | WebPushTarget():
+            case EmailEntry() | WebPushEntry():
                 raise TypeError(f"{self._entry.kind} has a class of its own")
 
 
@@ -147,7 +147,7 @@ class Http:
     ) -> Receipt:
         import httpx2
 
-        from opencode_a2a.peers.http import client
+        from opencode_a2a.net.http import client
 
         if self._client is None:
             self._client = client(self._rules, timeout=self._seconds)
@@ -177,10 +177,10 @@ class Http:
             await self._client.aclose()
 
 
-class Mail:
+class EmailTarget:
     """Sends e-mail by SMTP, in a thread: the library of Python waits."""
 
-    def __init__(self, entry: EmailTarget, seconds: float) -> None:
+    def __init__(self, entry: EmailEntry, seconds: float) -> None:
         self._entry = entry
         self._seconds = seconds
 
@@ -223,4 +223,4 @@ class Mail:
 
 def made_of(entry: NoticeEntry, http: Http, seconds: float) -> Target:
     """Return the target of an entry of ``A2A_NOTIFY``."""
-    return Mail(entry, seconds) if isinstance(entry, EmailTarget) else HttpTarget(entry, http)
+    return EmailTarget(entry, seconds) if isinstance(entry, EmailEntry) else HttpTarget(entry, http)

@@ -28,13 +28,13 @@ from starlette.routing import BaseRoute, Route
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import InvalidParamsError, LimitExceededError
 from opencode_a2a.ids import SCOPE_KEY, Caller
+from opencode_a2a.net.egress import Egress, EgressError, check
 from opencode_a2a.notices.targets import Http, Note
-from opencode_a2a.peers.network import Egress, EgressError, check
 from opencode_a2a.push.loop import Receipt
 from opencode_a2a.server.http import OrjsonResponse
 from opencode_a2a.store import subscriptions
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.subscriptions import Subscription
+from opencode_a2a.store.subscriptions import SubscriptionRow
 from opencode_a2a.telemetry import AUDIT
 
 SUBSCRIPTION = "/notices/subscription"
@@ -88,7 +88,7 @@ def encrypt(
     return salt + RECORD.to_bytes(4, "big") + bytes([len(ours)]) + ours + sealed
 
 
-class WebPush:
+class BrowserTarget:
     """The target ``webpush``: all browsers that a caller has subscribed."""
 
     def __init__(
@@ -106,7 +106,8 @@ class WebPush:
     async def send(self, principal: str, note: Note) -> Receipt:
         """Send to all browsers; one that wants no more is forgotten.
 
-        If some have taken it, it is not sent again to the others: they would show it twice.
+        If some have taken it, it is not sent again to the others: they would show it twice. If
+        there are none, nobody has to be told.
         """
         outcomes = list[Receipt]()
         for one in await self._database.read(subscriptions.of_principal, principal):
@@ -116,9 +117,9 @@ class WebPush:
             else:
                 outcomes.append(outcome)
         taken = [one for one in outcomes if one.ok]
-        return taken[0] if taken or not outcomes else outcomes[0]
+        return (taken or outcomes or [Receipt("no_browser", ok=True, tried=False)])[0]
 
-    async def _send(self, one: Subscription, note: Note) -> Receipt:
+    async def _send(self, one: SubscriptionRow, note: Note) -> Receipt:
         content = orjson.dumps(
             {"title": note.title, "text": note.text, "url": note.url, "key": note.key}
         )
@@ -157,7 +158,7 @@ class WebPush:
 
     async def _subscribe(self, request: Request) -> Response:
         caller: Caller = request.scope[SCOPE_KEY]
-        sent = _read(_Sent, await request.body())
+        sent = _read(_Subscribed, await request.body())
         try:
             parts = check(sent.endpoint, self._rules)
             if parts.scheme != "https" and not self._rules.allow_private:
@@ -167,7 +168,7 @@ class WebPush:
         except (EgressError, ValueError, UnsupportedAlgorithm):
             text = "is not a subscription of a browser"
             raise InvalidParamsError.of("endpoint", text) from None
-        row = Subscription(
+        row = SubscriptionRow(
             sent.endpoint, caller.principal, sent.keys.p256dh, sent.keys.auth, now_ms()
         )
         if not await self._database.write(subscriptions.put, row, MOST):
@@ -190,14 +191,14 @@ class _Keys(BaseModel):
     auth: Annotated[str, Field(max_length=100)]
 
 
-class _Sent(BaseModel):
+class _Subscribed(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     endpoint: Annotated[str, Field(max_length=2000)]
     keys: _Keys
 
 
-def _read(kind: type[_Sent], body: bytes) -> _Sent:
+def _read(kind: type[_Subscribed], body: bytes) -> _Subscribed:
     try:
         return kind.model_validate_json(body)
     except ValidationError:

@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from opencode_a2a.errors import (
     ServiceError,
     SessionBusyError,
+    UpstreamAwayError,
     UpstreamBackpressureError,
     UpstreamError,
     UpstreamHttpError,
@@ -32,14 +33,15 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import loads
-from opencode_a2a.opencode.driver import HERE, Location
-from opencode_a2a.opencode.exchange import (
+from opencode_a2a.net.exchange import (
     Exchange,
     ExchangeError,
     HttpResponse,
+    NotConnectedError,
     NotHttpError,
     TooLargeError,
 )
+from opencode_a2a.opencode.driver import HERE, Location
 from opencode_a2a.opencode.translate import mask_paths
 from opencode_a2a.opencode.types import Wire
 from opencode_a2a.telemetry import trace_headers
@@ -93,8 +95,10 @@ class Calls:
         self._running = 0
         """Requests whose responses are not complete yet."""
         self.before_change: Callable[[], Awaitable[None]] | None = None
-        """Awaited before each request that changes something: another replica may own this
-        OpenCode by now."""
+        """Awaited before each request that changes something, and again when it can be written:
+        another replica may own this OpenCode by now."""
+        self.version: str | None = None
+        """The version that answered last, if it is known."""
         self.has_password = password is not None
         headers = {"accept-encoding": "identity", "user-agent": "opencode-a2a"}
         if password is not None:
@@ -178,10 +182,13 @@ class Calls:
             headers["content-type"] = "application/json"
         self._running += 1
         try:
-            if self.before_change is not None and request.method != "GET":
-                await self.before_change()
+            before_change = None if request.method == "GET" else self.before_change
+            if before_change is not None:
+                await before_change()
             async with asyncio.timeout(None if request.endless else self._timeout):
-                response = await self._exchange.send(request.method, target, request.body, headers)
+                response = await self._exchange.send(
+                    request.method, target, request.body, headers, before_change
+                )
         except ExchangeError as error:
             raise upstream_error(request, error) from None
         except TimeoutError:
@@ -230,7 +237,13 @@ class Calls:
 
 
 def upstream_error(request: Request, error: ExchangeError) -> UpstreamError:
-    kind = UpstreamPayloadError if isinstance(error, TooLargeError) else UpstreamUnreachableError
+    match error:
+        case TooLargeError():
+            kind = UpstreamPayloadError
+        case NotConnectedError():
+            kind = UpstreamAwayError
+        case _:
+            kind = UpstreamUnreachableError
     return kind(detail=f"{request.name}: {error}")
 
 

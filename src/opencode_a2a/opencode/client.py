@@ -23,7 +23,7 @@ from opencode_a2a.opencode.calls import (
     well_formed,
 )
 from opencode_a2a.opencode.driver import HERE, Decoder, Features, Location, MessagePage
-from opencode_a2a.opencode.events import Wire1
+from opencode_a2a.opencode.events import Decoder1
 from opencode_a2a.opencode.types import (
     Agent,
     Command,
@@ -64,7 +64,7 @@ T = TypeVar("T")
 def _read(kind: type[T], path: str):
     """Make the method for an endpoint whose only argument is a location."""
 
-    async def read(self: "OpenCode", *, at: Location = HERE) -> T:
+    async def read(self: "OpenCode1", *, at: Location = HERE) -> T:
         return await self.call(kind, "GET", path, at)
 
     return read
@@ -73,13 +73,13 @@ def _read(kind: type[T], path: str):
 def _on_session(kind: type[T], method: str, rest: str = "", *, urgent: bool = False):
     """Make the method for an endpoint whose only argument is a session."""
 
-    async def call(self: "OpenCode", session_id: SessionId, *, at: Location = HERE) -> T:
+    async def call(self: "OpenCode1", session_id: SessionId, *, at: Location = HERE) -> T:
         return await self.call(kind, method, _session(session_id, rest), at, urgent=urgent)
 
     return call
 
 
-class OpenCode(Calls):
+class OpenCode1(Calls):
     """The driver of an OpenCode 1; open it with ``async with``."""
 
     features = Features()
@@ -359,7 +359,7 @@ class OpenCode(Calls):
 
     def decoder(self) -> Decoder:
         """Return what decodes the events of a new connection."""
-        return Wire1()
+        return Decoder1()
 
 
 def _session(session_id: SessionId, rest: str = "") -> str:

@@ -1,35 +1,39 @@
 """The connection to an OpenCode: which generation answers, and the driver for it.
 
-The composition root and ``opencode.managed`` open a ``Connection``, and hand its ``driver`` on. An
-OpenCode may be away at the start, and may be of another generation when it comes back. So the
-choice is made again with every connection of the event stream, before which no turn begins.
+The composition root and ``opencode.managed`` open an ``OpenCodeConnection``, and pass its
+``driver`` on. An OpenCode may be away at the start, and may be of another generation when it comes
+back. So the choice is made again with every connection of the event stream, before which no turn
+begins.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.jsonguard import as_object, loads
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.driver import Decoder, Driver
-from opencode_a2a.opencode.exchange import HttpResponse
 from opencode_a2a.opencode.kinds import (
     CONTRACT,
     PROBE_SECONDS,
+    Answer,
     Found,
     Kind,
     Unusable,
     probe,
     problem_of,
+    response_at,
 )
 from opencode_a2a.opencode.process import INSTALL
-from opencode_a2a.opencode.v2.client import OpenCode2
-from opencode_a2a.opencode.v2.contract import Contract
 
-D = TypeVar("D", OpenCode, OpenCode2)
+if TYPE_CHECKING:  # which most services never need
+    from opencode_a2a.opencode.v2.client import OpenCode2
+    from opencode_a2a.opencode.v2.contract import Contract
+
+D = TypeVar("D", OpenCode1, "OpenCode2")
 
 
-class Connection:
+class OpenCodeConnection:
     """An OpenCode at an address; open it with ``async with``."""
 
     def __init__(
@@ -41,8 +45,8 @@ class Connection:
         timeout: float = 120.0,
         max_concurrent_requests: int = 0,
     ) -> None:
-        def make(kind: type[D]) -> D:
-            return kind(
+        def make(driver: type[D]) -> D:
+            return driver(
                 base_url,
                 username=username,
                 password=password,
@@ -51,7 +55,7 @@ class Connection:
             )
 
         self._make = make
-        self._chosen: OpenCode | OpenCode2 = make(OpenCode)
+        self._chosen: OpenCode1 | OpenCode2 = make(OpenCode1)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,25 +81,29 @@ class Connection:
 
     async def choose(self, *, seconds: float = PROBE_SECONDS) -> Found:
         """Find out what answers, and choose its driver; keep the last one if that is not known."""
-        found = await probe(self._chosen.answer, seconds=seconds)
-        if found.kind is Kind.V2:
-            contract = await _contract_of(self._chosen.answer)
-            if lacking := _problem_of(contract, found):
+        found, contract = await _look(self._chosen.answer, seconds)
+        if contract is not None:
+            from opencode_a2a.opencode.v2.client import OpenCode2
+
+            if lacking := _contract_problem(contract, found):
                 raise UpstreamError(f"OpenCode cannot be used: {lacking}")
             self._become(OpenCode2).contract = contract
         elif found.kind is Kind.V1:
-            self._become(OpenCode)
+            self._become(OpenCode1)
+        self._chosen.version = found.version
         return found
 
-    def _become(self, kind: type[D]) -> D:
+    def _become(self, driver: type[D]) -> D:
         before = self._chosen
-        if isinstance(before, kind):
+        if isinstance(before, driver):
             return before
-        made = self._make(kind)
+        made = self._make(driver)
         made.before_change = before.before_change
         before.close()
         self._chosen = made
         return made
+
+    # The feed binds the next two once: by ``__getattr__`` it would keep the driver of that moment.
 
     async def events(self, sink: Callable[[bytes], object]) -> None:
         await self.choose()
@@ -105,10 +113,6 @@ class Connection:
         return self._chosen.decoder()
 
 
-Answer = Callable[[str], Awaitable[HttpResponse]]
-"""Returns what is at a path: ``Driver.answer``."""
-
-
 async def examine(
     answer: Answer, *, password: bool, seconds: float = PROBE_SECONDS
 ) -> tuple[Found, Unusable | None]:
@@ -116,23 +120,31 @@ async def examine(
 
     ``password`` says whether one is sent.
     """
+    found, contract = await _look(answer, seconds)
+    if contract is not None:
+        return found, _contract_problem(contract, found)
+    return found, problem_of(found, password=password)
+
+
+async def _look(answer: Answer, seconds: float) -> tuple[Found, "Contract | None"]:
+    """Find out what answers, and what it says that it offers if that is an OpenCode 2."""
     found = await probe(answer, seconds=seconds)
-    why = problem_of(found, password=password)
-    if found.kind is Kind.V2:
-        why = _problem_of(await _contract_of(answer), found)
-    return found, why
+    if found.kind is not Kind.V2:
+        return found, None
+    from opencode_a2a.opencode.v2.contract import Contract
 
-
-async def _contract_of(answer: Answer) -> Contract:
-    """Return what a server of OpenCode 2 says that it offers."""
-    response = await answer(CONTRACT)
+    response = await response_at(CONTRACT, answer, seconds)
+    if isinstance(response, Found):
+        return response, None
+    if response.status >= 500:
+        return Found(Kind.FAILING, status=response.status), None
     try:
-        return Contract.of(as_object(loads(response.body)))
+        return found, Contract.of(as_object(loads(response.body)))
     except ValueError:
-        return Contract({})
+        return found, Contract({})
 
 
-def _problem_of(contract: Contract, found: Found) -> Unusable | None:
+def _contract_problem(contract: "Contract", found: Found) -> Unusable | None:
     """Return why an OpenCode 2 cannot be used; None if turns have all that they need."""
     missing = contract.missing
     if not missing:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol, Self
 
+from opencode_a2a.errors import Missing
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.net.exchange import HttpResponse
 from opencode_a2a.opencode.events import Event
-from opencode_a2a.opencode.exchange import HttpResponse
 from opencode_a2a.opencode.types import (
     Agent,
     Command,
@@ -86,6 +87,8 @@ class Features:
     """Whether it says which plugins it has loaded, and so whether one withholds its password."""
     permissions: frozenset[str] = PERMISSIONS
     """The permissions of its own tools that it may ask for, in the names of OpenCode 1."""
+    missing: Missing = frozenset()
+    """What callers may ask for in vain; cards leave it out."""
 
 
 class Decoder(Protocol):
@@ -113,10 +116,11 @@ class Decoder(Protocol):
 class Driver(Protocol):
     """One OpenCode server. ``opencode.client`` documents what each method does on 1.x.
 
-    A method that a server cannot carry out raises UnsupportedOperationError.
+    A method that a server cannot carry out raises NotInOpenCodeError.
     """
 
     before_change: Callable[[], Awaitable[None]] | None
+    version: str | None
 
     @property
     def features(self) -> Features: ...

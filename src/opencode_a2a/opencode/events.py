@@ -115,6 +115,13 @@ class HeardText(NamedTuple):
     """The part as it began; None if pieces are missing between that and the first."""
 
 
+class Missed(NamedTuple):
+    """Something that cannot be told without an event that was missed: only the store can tell."""
+
+    event_id: str
+    session_id: SessionId
+
+
 class RequestSettled(NamedTuple):
     """A permission or question was answered, by this service or by another client."""
 
@@ -143,7 +150,15 @@ Validated = (
     | PermissionAsked
     | QuestionAsked
 )
-Event = PartDelta | HeardText | SessionStatusChanged | SessionChanged | RequestSettled | Validated
+Event = (
+    PartDelta
+    | HeardText
+    | SessionStatusChanged
+    | SessionChanged
+    | RequestSettled
+    | Missed
+    | Validated
+)
 
 EVENTS: dict[str, type[Validated]] = {
     "message.part.updated": PartUpdated,
@@ -269,7 +284,7 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
             )
 
 
-class Wire1:
+class Decoder1:
     """The decoder of OpenCode 1, whose events need no memory."""
 
     followed = FOLLOWED
@@ -283,8 +298,7 @@ class Wire1:
         }
     )
 
-    def head(self, data: bytes) -> tuple[bytes, bytes]:
-        return head_of(data)
+    head = staticmethod(head_of)
 
     def decode(self, data: bytes) -> Sequence[Event]:
         event = decode(data)

@@ -1,10 +1,10 @@
 """The one subscription to OpenCode's event stream, shared by all turns.
 
-``Ownership._begin`` (``tasks.ownership``) runs the ``Feed``. A turn follows a session tree and gets
-its events in batches. The stream has no replay: a ``Gap`` stands where events may be missing, and
-the follower then reads OpenCode's stored state. Where several replicas may run an OpenCode, each
-listens to it all the time, and keeps the texts that are being written for a turn that it resumes
-(``opencode.heard``). Nothing here knows about turns.
+``Ownership.start`` (``cluster.ownership``) runs the ``Feed``. A turn follows a session tree and
+gets its events in batches. The stream has no replay: a ``Gap`` stands where events may be missing,
+and the follower then reads OpenCode's stored state. Where several replicas may run an OpenCode,
+each listens to it all the time, and keeps the texts that are being written for a turn that it
+resumes (``opencode.heard``). Nothing here knows about turns.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from opencode_a2a import metrics
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.driver import Decoder
 from opencode_a2a.opencode.events import (
+    Decoder1,
     Event,
     MalformedEventError,
     PartDelta,
     PartUpdated,
     SessionChanged,
-    Wire1,
     child_session,
 )
 from opencode_a2a.opencode.heard import HeardTexts
@@ -124,7 +124,7 @@ class Subscription:
     _waiter: asyncio.Future[None] | None = None
     _on_text: OnText | None = None
 
-    def adopt(self, child: SessionId) -> None:
+    def follow_child(self, child: SessionId) -> None:
         """Follow one more session, a descendant of the first."""
         if child not in self.sessions:
             self.sessions.add(child)
@@ -154,7 +154,7 @@ class Subscription:
         if len(self._text) + len(self._inbox) >= self.limit:
             self._text, self._inbox = [], []
             item = Gap("overflow")
-            logger.warning("feed.overflow", sessions=len(self.sessions))
+            logger.warning("feed overflowed", sessions=len(self.sessions))
         if type(item) is PartDelta and not self._inbox:
             self._text.append(item)
         else:
@@ -198,7 +198,7 @@ class Feed:
     def __init__(
         self,
         read: Read,
-        decoder: Callable[[], Decoder] = Wire1,
+        decoder: Callable[[], Decoder] = Decoder1,
         *,
         silence: float = 25.0,
         first_delay: float = 0.25,
@@ -222,14 +222,14 @@ class Feed:
         self._touched: set[Subscription] = set()
         """Followers with new items, which are delivered at the end of the chunk."""
 
-    def follow(self, root: SessionId, *, resumes: bool = False) -> Subscription:
+    def follow(self, root: SessionId, *, recovered: bool = False) -> Subscription:
         """Follow a session tree from now on; close the subscription when done.
 
-        One that ``resumes`` begins with what was kept of the session's open texts.
+        For a ``recovered`` turn it begins with what was kept of the session's open texts.
         """
         subscription = Subscription({root}, self._routes, self._inbox)
         self._routes.setdefault(root.encode(), []).append(subscription)
-        if resumes and self._heard is not None:
+        if recovered and self._heard is not None:
             for text in self._heard.of(root):
                 subscription.put(text)
         return subscription
@@ -250,7 +250,7 @@ class Feed:
             try:
                 async with asyncio.timeout(patience) as deadline:
 
-                    def take(chunk: bytes, frames: Frames = frames) -> None:
+                    def on_chunk(chunk: bytes, frames: Frames = frames) -> None:
                         due = loop.time() + self._silence
                         # Moving the deadline costs more than a small event, so not every time.
                         if due - (deadline.when() or 0.0) > self._silence / 20:
@@ -259,17 +259,17 @@ class Feed:
                             self._dispatch(data)
                         self._flush()
 
-                    await self._read(take)
+                    await self._read(on_chunk)
             except TimeoutError:
                 reason = "silence"
             except Exception as error:  # the feed outlives any failure of a connection
-                logger.warning("feed.broken", error=type(error).__name__)
+                logger.warning("feed broke", error=type(error).__name__)
                 reason = "broken"
             if self.up.is_set():
                 self.up.clear()
                 self._forget_texts()
                 metrics.UPSTREAM_RETRIES.inc()
-                logger.warning("feed.disconnected", reason=reason, connections=self.connections)
+                logger.warning("feed disconnected", reason=reason, connections=self.connections)
                 self._put(self._followers, Gap(reason, connected=False))
                 self._flush()
             if self.connections > connections:
@@ -281,6 +281,7 @@ class Feed:
 
     def _dispatch(self, data: bytes) -> None:
         """Pass an event to the followers of its session; without any, most are not even decoded."""
+        # Made with the first event: by then the connection knows which generation answers.
         decoder = self._decoder = self._decoder or self._new_decoder()
         kind, session = decoder.head(data)
         followers, heard = self._routes.get(session), self._heard
@@ -303,7 +304,9 @@ class Feed:
         try:
             events = decoder.decode(data)
         except MalformedEventError as error:
-            logger.warning("feed.malformed", error=str(error), bytes=len(data))
+            logger.warning(
+                "feed sent an event that could not be read", error=str(error), bytes=len(data)
+            )
             self._put(followers, Gap("malformed"))
             if heard is not None:
                 heard.forget(SessionId(session.decode()))
@@ -316,7 +319,7 @@ class Feed:
                 self._adopt_child(data, session)
             elif type(event) is PartUpdated and (child := _child_of(event.part)) is not None:
                 for subscription in followers:
-                    subscription.adopt(child)
+                    subscription.follow_child(child)
 
     def _forget_texts(self) -> None:
         """Forget the texts that were kept: events are missing."""
@@ -330,7 +333,7 @@ class Feed:
             return
         start += len(_PARENT)
         for subscription in self._routes.get(data[start : data.find(b'"', start)], ()):
-            subscription.adopt(SessionId(child.decode()))
+            subscription.follow_child(SessionId(child.decode()))
 
     def _put(self, followers: Iterable[Subscription], item: FeedItem) -> None:
         for subscription in followers:

@@ -67,7 +67,7 @@ class HeardTexts:
             yield HeardText("", session, text.message_id, part_id, pieces, text.start)
 
     def hear(self, event: Event) -> None:
-        """Take over an event. Events without an id (before 1.4) cannot be put in order."""
+        """Note an event. Events without an id (before 1.4) cannot be put in order."""
         session = event.session_id
         if type(event) is PartDelta:
             if not event.event_id:

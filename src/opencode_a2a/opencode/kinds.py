@@ -1,9 +1,8 @@
 """Which kind of OpenCode answers, and why it cannot be used.
 
-Each generation of OpenCode tells its version at another path, and some answer with their web page
-wherever they know nothing. ``recognise`` is pure: it judges the answers that ``probe`` collects, or
-a recording of them. ``opencode.upstream``, ``opencode.managed`` and ``doctor`` use both, and what
-chooses between several drivers can.
+Each generation of OpenCode reports its version at a different path, and some serve their web page
+at every path that they do not know. ``recognise`` is pure: it judges the answers that ``probe``
+collects, or a recording of them. ``opencode.connect`` chooses the driver by that.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from typing import Final
 from opencode_a2a.errors import UpstreamPayloadError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, loads, text_in
-from opencode_a2a.opencode.exchange import HttpResponse
+from opencode_a2a.net.exchange import HttpResponse
 from opencode_a2a.opencode.process import INSTALL, PREVIEW, QUALIFIED
 from opencode_a2a.printable import one_line
 
@@ -153,26 +152,33 @@ def _json(response: HttpResponse) -> JsonObject:
         return {}
 
 
-async def probe(
-    answer: Callable[[str], Awaitable[HttpResponse]], *, seconds: float = PROBE_SECONDS
-) -> Found:
-    """Find out what answers; a usable OpenCode is asked once, anything else up to six times.
+Answer = Callable[[str], Awaitable[HttpResponse]]
+"""Returns what is at a path: ``Driver.answer``."""
 
-    ``answer`` returns what is at a path: ``OpenCode.answer``.
-    """
+
+async def probe(answer: Answer, *, seconds: float = PROBE_SECONDS) -> Found:
+    """Find out what answers, in up to six requests; stop at the first that settles it."""
     answers: dict[str, HttpResponse] = {}
     for path in ASKED:
-        try:
-            async with asyncio.timeout(seconds):
-                answers[path] = await answer(path)
-        except (TimeoutError, UpstreamUnreachableError):
-            return Found(Kind.NOTHING)
-        except UpstreamPayloadError:
-            return Found(Kind.OTHER)
+        response = await response_at(path, answer, seconds)
+        if isinstance(response, Found):
+            return response
+        answers[path] = response
         found = recognise(answers)
         if found.kind in (Kind.V1, Kind.V1_0, Kind.V2, Kind.LOCKED):
             return found
     return recognise(answers)
+
+
+async def response_at(path: str, answer: Answer, seconds: float) -> HttpResponse | Found:
+    """Return the response at a path, or what its absence tells."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer(path)
+    except (TimeoutError, UpstreamUnreachableError):
+        return Found(Kind.NOTHING)
+    except UpstreamPayloadError:
+        return Found(Kind.OTHER)
 
 
 # Sentences

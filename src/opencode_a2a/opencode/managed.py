@@ -1,6 +1,6 @@
 """Starts, watches, restarts and stops a local ``opencode serve`` that belongs to this program.
 
-``opencode.upstream`` and the tests enter a ``ManagedOpenCode`` and point an ``OpenCode`` client at
+``opencode.upstream`` and the tests enter a ``ManagedOpenCode`` and point an ``OpenCode1`` at
 its URL, which stays the same when OpenCode dies and is started again. At an orderly end nothing of
 it stays behind, not even the processes of its tools, unless it is to be kept. A record on disk lets
 the next start take over an OpenCode that was kept, or whose owner was killed. Nothing here knows
@@ -33,8 +33,8 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
 )
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import OpenCode
-from opencode_a2a.opencode.connect import Connection
+from opencode_a2a.opencode.client import OpenCode1
+from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.data import conflict, database_of, owner_of, packaged
 from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.kinds import Found, Kind, of_version, problem_of, untested
@@ -381,7 +381,7 @@ class ManagedOpenCode:
                 known = {"url": self.url, "version": self.version, "pid": pid, "birth": birth(pid)}
                 if self._record is not None:
                     record.model_copy(update=known).write(self._record)
-                logger.info("OpenCode runs", version=self.version, url=self.url, pid=pid)
+                logger.info("OpenCode started", version=self.version, url=self.url, pid=pid)
                 return
             if found.kind is not Kind.NOTHING and (why := problem_of(found)):
                 reason = f"OpenCode does not work: {why.what}"
@@ -421,7 +421,7 @@ class ManagedOpenCode:
 
     async def _check_password(self, process: OpenCodeProcess) -> None:
         """Check that OpenCode requires its password, and that its tools do not get it."""
-        async with OpenCode(self.url) as stranger:
+        async with OpenCode1(self.url) as stranger:
             try:
                 await stranger.health()
             except UpstreamHttpError:
@@ -446,8 +446,8 @@ class ManagedOpenCode:
     def _at(self) -> Location:
         return Location.of(self._directory)
 
-    def _client(self) -> Connection:
-        return Connection(self.url, username=self.username, password=self.password)
+    def _client(self) -> OpenCodeConnection:
+        return OpenCodeConnection(self.url, username=self.username, password=self.password)
 
     # Keep running
 
@@ -470,7 +470,9 @@ class ManagedOpenCode:
                     break
                 except (OpenCodeStartError, OSError) as error:
                     logger.error(
-                        "OpenCode cannot be started; trying again", seconds=delay, error=str(error)
+                        "OpenCode could not be started; trying again",
+                        seconds=delay,
+                        error=str(error),
                     )
 
     # Stop

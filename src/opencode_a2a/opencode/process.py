@@ -331,7 +331,7 @@ class OpenCodeProcess:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.wait()
         except TimeoutError:
-            logger.warning("OpenCode does not stop; killing it")
+            logger.warning("OpenCode did not stop; killing it")
 
     async def clear(self) -> None:
         """Kill what is left of the process and its group, and stop watching."""

@@ -1,9 +1,9 @@
 """Reads one turn: OpenCode's events and stored state in, turn events out.
 
-``turns.attempt`` feeds a ``Reader``. Three things make it up: the ``TurnState``, which events and
-snapshots update (``opencode.turn_state``); the ``Emitted``, everything that was emitted before; and
-``Reader._emit``, which emits the difference after each update. Nothing is emitted twice, and text
-that turned out to be void is replaced. Pure: no clock, no I/O.
+``turns.attempt`` feeds a ``TurnReader``. Three things make it up: the ``TurnState``, which events
+and snapshots update (``opencode.turn_state``); the ``Emitted``, everything that was emitted before;
+and ``TurnReader._emit``, which emits the difference after each update. Nothing is emitted twice,
+and text that turned out to be void is replaced. Pure: no clock, no I/O.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ from opencode_a2a.opencode.events import Event, HeardText, PartDelta
 from opencode_a2a.opencode.text import ChannelText
 from opencode_a2a.opencode.translate import UNANSWERED, diff_changed, judge, usage
 from opencode_a2a.opencode.turn_state import (
+    AskedRequests,
     SessionTree,
     Snapshot,
     TurnMessages,
-    TurnRequests,
     TurnState,
 )
 from opencode_a2a.opencode.types import ReasoningPart, TextPart
@@ -47,27 +47,27 @@ UNTITLED = "New session - "
 """The beginning of the placeholder title that a session has until the model has found one."""
 
 
-class Reader:
+class TurnReader:
     """Emits everything that a turn reports, once and in order."""
 
     def __init__(
         self,
         root: SessionId,
         prompt: MessageId,
-        resumes: Emitted | None = None,
+        emitted_before: Emitted | None = None,
         channel: Channel = Channel.TEXT,
     ) -> None:
-        """Begin a turn, or resume one of which an earlier process emitted ``resumes``.
+        """Begin a turn, or resume one of which an earlier process emitted ``emitted_before``.
 
         ``channel`` is that of the turn's text: the answer, or a plan.
         """
-        self._emitted = resumes or Emitted()
+        self._emitted = emitted_before or Emitted()
         self._channel = channel
         channels = self._emitted.channels
         self.state = TurnState(
             TurnMessages(prompt, sent=[prompt], user_messages={prompt}),
             SessionTree(root),
-            TurnRequests(root),
+            AskedRequests(root),
             {
                 TextPart: ChannelText(channel, channels),
                 ReasoningPart: ChannelText(Channel.REASONING, channels),
@@ -75,11 +75,12 @@ class Reader:
         )
         self.finished = False
         self._held: dict[str, ToolChanged] = {}
-        """Tool calls not shown yet: being prepared, waiting for a person, or just begun."""
+        """Tool calls not shown yet: being prepared, waiting for a person, or just begun. While the
+        store has to be read, every new one is held: the store may have an earlier one."""
         self._event_ids: dict[str, None] = {}
         """The ids of the latest events, oldest first."""
-        if resumes is not None:
-            self.state.resume(resumes)
+        if emitted_before is not None:
+            self.state.resume(emitted_before)
 
     @property
     def text(self) -> str:
@@ -93,7 +94,9 @@ class Reader:
 
         The turn calls ``show_starting`` a moment later.
         """
-        return [tool for tool in self._held.values() if self._is_starting(tool)]
+        if self.state.needs_reconcile:
+            return []
+        return [tool for tool in self._in_order() if self._is_starting(tool)]
 
     def show_starting(self) -> list[TurnEvent]:
         """Emit the calls that are starting: they had the time to ask for a permission."""
@@ -162,12 +165,12 @@ class Reader:
             self._emit(out)
         state.void_requests()
         self._emit(out)
-        for tool in list(self._held.values()):
+        for tool in self._in_order():
             self._show(tool, out)
         texts = {c: t for c, t in self._emitted.channels.items() if not t.closed}
         if (reasoning := texts.get(Channel.REASONING)) is not None:
             out.append(ChannelClosed(Channel.REASONING, reasoning.message_id))
-        answers = state.messages.answers
+        answers = state.messages.assistant
         if answers:
             own = sum(map(usage, answers.values()), Usage())
             children: Usage | None = None
@@ -209,25 +212,22 @@ class Reader:
             if request_id not in pending:
                 resolution = state.requests.settled[request_id]
                 out.append(Resumed(request_id, interrupt.type, resolution))
+        if state.reports:
+            tools = [one for one in state.reports if isinstance(one, ToolChanged)]
+            self._held |= {tool.part_id: tool for tool in tools}
+        if self._held:
+            self._show_due(out)
         for report in state.reports:
-            match report:
-                case Progressed():
-                    key = (report.type, report.status, report.part_id)
-                    # Each retry of a provider is worth a notice, everything else is said once.
-                    if report.type == "retry" or key not in emitted.progress:
-                        emitted.progress.add(key)
-                        out.append(report)
-                case ToolChanged():
-                    # A call is shown once it runs. Before that it may ask for a permission, and a
-                    # client would show the call in place of the request. OpenCode reports it as
-                    # running a moment before it asks, or a moment after.
-                    self._held[report.part_id] = report
-                    shown = report.part_id in emitted.tools
-                    works = report.title or report.output or report.metadata
-                    if shown or report.complete or (works and self._is_starting(report)):
-                        self._show(report, out)
-        state.reports.clear()
-        out += [asked for asked in pending.values() if asked.request_id not in emitted.open]
+            if isinstance(report, Progressed):
+                key = (report.type, report.status, report.part_id)
+                # Each retry of a provider is worth a notice, everything else is said once.
+                if report.type == "retry" or key not in emitted.progress:
+                    emitted.progress.add(key)
+                    out.append(report)
+        if state.reports:
+            state.reports.clear()
+        if pending:
+            out += [asked for asked in pending.values() if asked.request_id not in emitted.open]
         if state.todos is not None and state.todos != emitted.todos:
             out.append(Progressed("todo", "updated", todos=state.todos))
         session = state.tree.info
@@ -235,10 +235,29 @@ class Reader:
         if session is not None and renamed and not session.title.startswith(UNTITLED):
             by = state.messages.answered_by
             out.append(SessionBound(state.tree.root, session.directory, session.title, *by))
-        for event in out[first:]:
-            emitted.add(event)
+        if len(out) > first:
+            for event in out[first:]:
+                emitted.add(event)
         for text in state.texts.values():
             text.emit(out)
+
+    def _in_order(self) -> list[ToolChanged]:
+        """Return the calls that are held, in the order in which OpenCode began them."""
+        held = self._held
+        return [held[part_id] for part_id in self.state.tools if part_id in held]
+
+    def _show_due(self, out: list[TurnEvent]) -> None:
+        """Show the calls that run, unless the store has to be read: it may have earlier ones.
+
+        Before a call runs it may ask for a permission, and a client would show the call in place of
+        the request. OpenCode reports it as running a moment before it asks, or a moment after.
+        """
+        for tool in self._in_order():
+            shown = tool.part_id in self._emitted.tools
+            works = tool.title or tool.output or tool.metadata
+            runs = tool.complete or (works and self._is_starting(tool))
+            if shown or (runs and not self.state.needs_reconcile):
+                self._show(tool, out)
 
     def _is_starting(self, tool: ToolChanged) -> bool:
         return tool.status == "running" and not self.state.requests.blocks(tool.call_id)

@@ -134,7 +134,7 @@ class ChannelText:
             part.final, part.void = text, False
 
     def catch_up(self, heard: HeardText) -> None:
-        """Go on with a part that an earlier process began to emit, if no text is missing between.
+        """Continue a part that an earlier process began to emit, if no text is missing between.
 
         None is missing if all of the part was heard, or the piece that the emitted text ends with.
         """

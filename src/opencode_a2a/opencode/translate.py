@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import orjson
@@ -25,6 +25,7 @@ from opencode_a2a.events import (
 from opencode_a2a.opencode.types import (
     AssistantMessage,
     FileDiff,
+    MessageWithParts,
     PermissionRequest,
     QuestionRequest,
     ToolCompleted,
@@ -35,6 +36,7 @@ from opencode_a2a.opencode.types import (
     TurnError,
     WrittenTodos,
 )
+from opencode_a2a.rights import READING
 
 _RANK = {"pending": 0, "running": 1, "completed": 2, "error": 2}
 _HIDDEN_METADATA = frozenset({"output", "outputPath"})
@@ -263,6 +265,25 @@ _NAMED = {
 }
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
 """The beginnings of a tool's error if it failed because a person refused it."""
+FORBIDDEN = "The user has specified a rule which prevents you"
+"""The beginning of a tool's error if it failed because a rule forbids it."""
+
+
+def could_change_files(answers: Iterable[MessageWithParts]) -> bool:
+    """Whether a tool ran that can change files.
+
+    OpenCode's diff of a message compares the whole directory before and after. If no such tool ran,
+    what differs is the work of somebody else there, and not for this caller to see.
+    """
+    tools = (part for answer in answers for part in answer.parts if isinstance(part, ToolPart))
+    return any(
+        tool.tool not in READING
+        and not (
+            isinstance(tool.state, ToolFailed)
+            and tool.state.error.startswith((*REFUSALS, FORBIDDEN))
+        )
+        for tool in tools
+    )
 
 
 def judge(

@@ -24,6 +24,7 @@ from opencode_a2a.opencode.events import (
     HeardText,
     MessageRemoved,
     MessageUpdated,
+    Missed,
     PartDelta,
     PartRemoved,
     PartUpdated,
@@ -115,14 +116,14 @@ class TurnMessages:
     """The prompts of the turn, in the order in which OpenCode gets them."""
     user_messages: set[MessageId]
     """Every user message of the session that is known, and the first prompt."""
-    prompt_seen: bool = False
-    answers: dict[MessageId, AssistantMessage] = field(
+    prompt_stored: bool = False
+    assistant: dict[MessageId, AssistantMessage] = field(
         default_factory=dict[MessageId, AssistantMessage]
     )
     """In order; the summaries that compactions write are among them."""
     overtaken: bool = False
     """Whether a prompt that is not of this turn came into the session."""
-    foreign_answers: set[MessageId] = field(default_factory=set[MessageId])
+    foreign_assistant: set[MessageId] = field(default_factory=set[MessageId])
     """Assistant messages that answer the prompt of another turn."""
     compactions: dict[MessageId, str] = field(default_factory=dict[MessageId, str])
     """The id of the compaction part in each user message that requests a compaction."""
@@ -138,7 +139,7 @@ class TurnMessages:
 
     @property
     def newest(self) -> AssistantMessage | None:
-        return next(reversed(self.answers.values()), None)
+        return next(reversed(self.assistant.values()), None)
 
     @property
     def unanswered(self) -> bool:
@@ -152,10 +153,10 @@ class TurnMessages:
     @property
     def answered_by(self) -> tuple[str | None, str | None]:
         """The model and the agent of the newest answer that is not a summary."""
-        for answer in reversed(self.answers.values()):
-            if not answer.summary:
-                model = ModelRef(answer.provider_id or "", answer.model_id or "")
-                return (str(model) if answer.model_id else None), answer.agent
+        for assistant in reversed(self.assistant.values()):
+            if not assistant.summary:
+                model = ModelRef(assistant.provider_id or "", assistant.model_id or "")
+                return (str(model) if assistant.model_id else None), assistant.agent
         return None, None
 
     @property
@@ -172,7 +173,7 @@ class TurnMessages:
         """Count a prompt among those of the turn, whether or not OpenCode has it already."""
         self._claimed.add(prompt)
 
-    def track_diff(self, event: PartUpdated | MessageUpdated) -> None:
+    def track_diff(self, event: MessageEvent) -> None:
         """Note what an event says about the diff, for ``diff_known``."""
         match event:
             case PartUpdated(part=PatchPart()):
@@ -193,7 +194,7 @@ class TurnMessages:
         match info:
             case UserMessage():
                 self.user_messages.add(info.id)
-                self.prompt_seen |= info.id == self.prompt
+                self.prompt_stored |= info.id == self.prompt
                 if info.id in self._claimed and info.id not in self.sent:
                     self.sent.append(info.id)
             case AssistantMessage(parent_id=parent) if (
@@ -201,10 +202,10 @@ class TurnMessages:
                 or parent in self._claimed
                 or parent in self._added_by_opencode
             ):
-                self.foreign_answers.discard(info.id)
-                self.answers[info.id] = info
+                self.foreign_assistant.discard(info.id)
+                self.assistant[info.id] = info
             case AssistantMessage(parent_id=parent) if gapless or parent in self.user_messages:
-                self.foreign_answers.add(info.id)
+                self.foreign_assistant.add(info.id)
             case _:
                 return False
         return True
@@ -214,7 +215,7 @@ class TurnMessages:
         if part.message_id == self.prompt or part.message_id in self._claimed:
             self._prompt_texts.update([part.text] if isinstance(part, TextPart) else ())
             return
-        if not self.prompt_seen:
+        if not self.prompt_stored:
             return
         match part:
             case CompactionPart() | TextPart(synthetic=True):
@@ -235,7 +236,7 @@ class TurnMessages:
 
     def since_prompt(self, stored: Sequence[MessageWithParts]) -> Sequence[MessageWithParts]:
         """Return the messages from the turn's prompt on; none if the store does not have it."""
-        if stored and stored[0].info.id in self.answers:
+        if stored and stored[0].info.id in self.assistant:
             return stored
         for index, message in enumerate(stored):
             if message.info.id == self.prompt:
@@ -311,7 +312,7 @@ class SessionTree:
 
 
 @dataclass(slots=True)
-class TurnRequests:
+class AskedRequests:
     """The permissions and questions of a turn: which are pending, and how the others ended."""
 
     root: SessionId
@@ -367,17 +368,17 @@ class TurnState:
 
     messages: TurnMessages
     tree: SessionTree
-    requests: TurnRequests
+    requests: AskedRequests
     texts: dict[type[TextPart | ReasoningPart], ChannelText]
     """The channels, by the type of the parts that they consist of."""
     tools: dict[str, ToolChanged] = field(default_factory=dict[str, ToolChanged])
-    """By the ids of their parts."""
+    """By the ids of their parts, in order."""
     todos: list[JsonObject] | None = None
     """As the latest call of the tool ``todowrite`` left them."""
     _todos_part: str = ""
     """The id of the part of that call; ids of parts sort by the time they were made."""
     reports: list[ToolChanged | Progressed] = field(default_factory=list[ToolChanged | Progressed])
-    """News of tools, steps and the like; ``Reader._emit`` takes them and clears the list."""
+    """News of tools, steps and the like; ``TurnReader._emit`` takes them and clears the list."""
     needs_reconcile: bool = False
     """Whether events may be missing, so that the store has to be read."""
     _fresh: set[str] = field(default_factory=set[str])
@@ -405,7 +406,7 @@ class TurnState:
         for text in self.texts.values():
             text.resume()
         # Everything that the other process emitted may be out of date.
-        self.note_gap()
+        self.require_reconcile()
 
     @property
     def complete(self) -> bool:
@@ -414,13 +415,13 @@ class TurnState:
         done = last is not None and last.time.completed is not None
         return done and self.tree.idle and not (self.needs_reconcile or self.messages.unanswered)
 
-    def ends_with(self, answer: MessageWithParts) -> bool:
-        """Whether the answer to the prompt is all that the store has about the turn's end."""
+    def ends_with(self, response: MessageWithParts) -> bool:
+        """Whether the response to the prompt is all that the store has about the turn's end."""
         messages, tree = self.messages, self.tree
         unsure = self._postponed or messages.overtaken or self.requests.pending or tree.children
-        files_changed = any(isinstance(part, PatchPart) for part in answer.parts)
-        only_answer = list(messages.answers) == [answer.info.id]
-        return self.complete and only_answer and not (unsure or files_changed)
+        files_changed = any(isinstance(part, PatchPart) for part in response.parts)
+        only_message = list(messages.assistant) == [response.info.id]
+        return self.complete and only_message and not (unsure or files_changed)
 
     @property
     def refused(self) -> bool:
@@ -443,7 +444,7 @@ class TurnState:
     @property
     def cost(self) -> float:
         """The cost of the turn so far, its sub-agents included."""
-        own = sum(answer.cost for answer in self.messages.answers.values())
+        own = sum(assistant.cost for assistant in self.messages.assistant.values())
         return own + self.tree.children_cost
 
     def expect(self, prompt: MessageId) -> None:
@@ -453,9 +454,13 @@ class TurnState:
             self.messages.sent.append(prompt)
         self.tree.idle = False
 
-    def note_gap(self) -> None:
-        """Note that events may be missing: the store has to be read before text continues."""
+    def look_again(self) -> None:
+        """Have the store read; what was heard stays valid."""
         self.needs_reconcile = True
+
+    def require_reconcile(self) -> None:
+        """Note that events may be missing: the store has to be read before text continues."""
+        self.look_again()
         self._fresh.clear()
         self.tree.status_fresh = False
         self._postponed.clear()
@@ -480,10 +485,10 @@ class TurnState:
     def apply_event(self, event: Event) -> None:
         session, tree = event.session_id, self.tree
         match event:
-            case PartUpdated() | MessageUpdated() if session == tree.root:
+            case PartUpdated() | MessageUpdated() | PartDelta() | HeardText() if (
+                session == tree.root
+            ):
                 self.messages.track_diff(event)
-                self._apply_message_event(event)
-            case PartDelta() | HeardText() if session == tree.root:
                 self._apply_message_event(event)
             case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in tree:
                 tree.add(session)
@@ -508,13 +513,13 @@ class TurnState:
             case SessionFailed(error=error):
                 # The second of two errors says the same with a stack trace.
                 tree.last_error = tree.last_error or error
-            case SessionDeleted():
-                # Reading the store will fail because the session is gone, which ends the turn.
-                self.needs_reconcile = True
+            case SessionDeleted() | Missed():
+                # Reading the store of a deleted session will fail, which ends the turn.
+                self.look_again()
             case PartRemoved() | MessageRemoved():
                 self._apply_message_event(event)
-            case _:
-                pass
+            case PartDelta() | HeardText() | PartUpdated() | MessageUpdated():
+                pass  # not of the root session, or applied above
 
     def _apply_message_event(self, event: MessageEvent) -> None:
         match event:
@@ -527,7 +532,7 @@ class TurnState:
             case HeardText():
                 self._apply_heard(event)
             case PartUpdated(part=part):
-                known = part.message_id in self.messages.foreign_answers
+                known = part.message_id in self.messages.foreign_assistant
                 if not self._apply_part(part) and not known:
                     self._postpone(part.message_id, event)
             case MessageUpdated(info=info):
@@ -541,22 +546,22 @@ class TurnState:
                 for text in self.texts.values():
                     text.remove([event.part_id])
             case MessageRemoved():
-                self.messages.answers.pop(event.message_id, None)
+                self.messages.assistant.pop(event.message_id, None)
                 for text in self.texts.values():
                     text.remove_message(event.message_id)
 
     def _apply_heard(self, heard: HeardText) -> None:
-        answer = self.messages.answers.get(heard.message_id)
-        if answer is not None and not answer.summary:
+        assistant = self.messages.assistant.get(heard.message_id)
+        if assistant is not None and not assistant.summary:
             for kind, text in self.texts.items():
                 if heard.start is None or kind is type(heard.start):
                     text.catch_up(heard)
-        elif answer is None and heard.message_id not in self.messages.foreign_answers:
+        elif assistant is None and heard.message_id not in self.messages.foreign_assistant:
             self._postpone(heard.message_id, heard)
 
     def _postpone(self, message_id: MessageId, event: MessageEvent) -> None:
         if sum(map(len, self._postponed.values())) >= MAX_POSTPONED:
-            self.note_gap()
+            self.require_reconcile()
             return
         self._postponed.setdefault(message_id, []).append(event)
 
@@ -615,7 +620,7 @@ class TurnState:
 
         A sub-agent may continue a session of an earlier turn, which has been counted.
         """
-        begun = [answer.time.created for answer in self.messages.answers.values()]
+        begun = [assistant.time.created for assistant in self.messages.assistant.values()]
         infos = (message.info for messages in children.values() for message in messages)
         steps = [info for info in infos if isinstance(info, AssistantMessage)]
         return [step for step in steps if begun and step.time.created >= min(begun)]
@@ -624,23 +629,28 @@ class TurnState:
         own = self.messages
         # The order of the store decides what came before the prompt of another turn.
         overtaken_before, own.overtaken = own.overtaken, False
-        order = {kind: list[str]() for kind in self.texts}
+        order, calls = {kind: list[str]() for kind in self.texts}, list[str]()
         for message in messages:
             if message.info.id not in self._fresh:
                 self._apply_message(message.info, gapless=True)
-            answer = own.answers.get(message.info.id)
+            assistant = own.assistant.get(message.info.id)
+            speaks = assistant is not None and not assistant.summary
             for part in message.parts:
                 self._apply_part(part, stored=True)
-                if answer and not answer.summary and isinstance(part, TextPart | ReasoningPart):
+                if part.id in self.tools:
+                    calls.append(part.id)
+                if speaks and isinstance(part, TextPart | ReasoningPart):
                     order[type(part)].append(part.id)
-            if answer and not answer.summary:
+            if speaks:
                 self._close_unfinished(message, final=final)
         own.overtaken |= overtaken_before
         if not messages:
             return
-        # Answers that the snapshot does not have yet follow those that it has.
-        stored = [m.info.id for m in messages if m.info.id in own.answers]
-        own.answers = {message_id: own.answers[message_id] for message_id in stored} | own.answers
+        # Messages and calls that the snapshot does not have yet follow those that it has.
+        self.tools = {part_id: self.tools[part_id] for part_id in calls} | self.tools
+        stored = [m.info.id for m in messages if m.info.id in own.assistant]
+        in_order = {message_id: own.assistant[message_id] for message_id in stored}
+        own.assistant = in_order | own.assistant
         for kind, part_ids in order.items():
             self.texts[kind].reorder(part_ids)
             if final:
@@ -674,15 +684,15 @@ class TurnState:
         """Take over a message; return False if it is not known yet whose it is."""
         if not self.messages.add(info, gapless=gapless):
             return False
-        answer = self.messages.answers.get(info.id)
-        if answer is None or answer.time.completed is None:
+        assistant = self.messages.assistant.get(info.id)
+        if assistant is None or assistant.time.completed is None:
             return True
-        if answer.summary:
-            part_id = self.messages.compactions.get(answer.parent_id)
+        if assistant.summary:
+            part_id = self.messages.compactions.get(assistant.parent_id)
             self.reports.append(Progressed("compaction", "completed", part_id))
         elif any(text.open_in(info.id) for text in self.texts.values()):
             # The event that ends a part was missed.
-            self.needs_reconcile = True
+            self.look_again()
         return True
 
     def _apply_part(self, part: Part, *, stored: bool = False) -> bool:
@@ -692,10 +702,10 @@ class TurnState:
             if self.messages.compactions.get(part.message_id) == part.id:
                 self.reports.append(Progressed("compaction", "running", part.id))
             return True
-        answer = self.messages.answers.get(part.message_id)
-        if answer is None:
+        assistant = self.messages.assistant.get(part.message_id)
+        if assistant is None:
             return False
-        if answer.summary:
+        if assistant.summary:
             return True
         match part:
             case TextPart() | ReasoningPart():

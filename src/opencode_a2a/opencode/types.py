@@ -8,7 +8,7 @@ provider's key, option or header. Nothing here knows A2A.
 
 import re
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     OnErrorOmit,
     PlainSerializer,
     ValidationError,
@@ -23,11 +25,12 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
 )
-from pydantic_core import PydanticOmit
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import PydanticOmit, core_schema
 
 from opencode_a2a.events import Json, JsonObject, Question
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
-from opencode_a2a.jsonguard import storable
+from opencode_a2a.jsonguard import showable, storable
 from opencode_a2a.rights import Action
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
@@ -55,6 +58,8 @@ class Wire(BaseModel):
 
 AnyJson = Annotated[Json, FREE, AfterValidator(storable)]
 AnyObject = Annotated[JsonObject, FREE_OBJECT, AfterValidator(storable)]
+ShownObject = Annotated[JsonObject, FREE_OBJECT, AfterValidator(showable)]
+"""What a model or a tool wrote, and clients are given."""
 
 
 # Tolerant fields. What is only shown never makes a message, a part or a list unreadable: a provider
@@ -75,14 +80,25 @@ Readable = list[Annotated[T, Lenient]]
 """A list without the entries that are malformed."""
 
 
-def _none_if_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return validate(value)
-    except ValidationError:
-        return None
+class _Otherwise:
+    """Marks a field with a default: a malformed value is the default, without a call of Python."""
+
+    def __init__(self, default: object) -> None:
+        self._default = default
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        made = handler(source)
+        return core_schema.with_default_schema(made, default=self._default, on_error="default")
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.WithDefaultSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(schema["schema"])
 
 
-Shown = WrapValidator(_none_if_malformed)
+Shown = _Otherwise(None)
 """Marks an optional field that is only shown: a malformed value is none."""
 
 
@@ -104,7 +120,7 @@ Count = Annotated[
     Field(union_mode="left_to_right"),
     WithJsonSchema({"type": "integer"}),
 ]
-Cost = Annotated[float, BeforeValidator(lambda value: _number(value, MAX_COST))]
+Cost = Annotated[float, Field(strict=True, ge=0, le=MAX_COST), _Otherwise(0.0)]
 Moment = Annotated[
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[int, BeforeValidator(lambda value: round(_number(value, 2**53)))],
@@ -112,7 +128,7 @@ Moment = Annotated[
     WithJsonSchema({"type": "integer"}),
 ]
 """A time in milliseconds; 0 if it is not known."""
-Flag = Annotated[bool, BeforeValidator(lambda value: value is True)]
+Flag = Annotated[bool, Field(strict=True), _Otherwise(False)]
 
 
 def _object(value: object) -> object:
@@ -141,7 +157,7 @@ class Tokens(Wire):
     input: Count = 0
     output: Count = 0
     reasoning: Count = 0
-    cache: Annotated[CacheTokens, Fields] = CacheTokens()
+    cache: Annotated[CacheTokens, _Otherwise(CacheTokens())] = CacheTokens()
 
 
 class FileDiff(Wire):
@@ -202,11 +218,11 @@ class Session(Wire):
     directory: str
     project_id: ShownText
     version: ShownText
-    time: Annotated[SessionTime, Fields] = SessionTime()
+    time: Annotated[SessionTime, _Otherwise(SessionTime())] = SessionTime()
     parent_id: SessionId | None = None
     workspace_id: str | None = None
     model: Annotated[ModelRef | None, Shown] = None
-    metadata: Annotated[AnyObject | None, Shown] = None
+    metadata: Annotated[ShownObject | None, Shown] = None
     share: Annotated[Share | None, Shown] = None
     revert: Annotated[Revert | None, Shown] = None
     permission: PermissionRules = []
@@ -275,7 +291,7 @@ class UserMessage(Wire):
     role: Literal["user"] = "user"
     id: MessageId
     session_id: SessionId
-    time: Annotated[MessageTime, Fields] = MessageTime()
+    time: Annotated[MessageTime, _Otherwise(MessageTime())] = MessageTime()
     agent: Annotated[str | None, Shown] = None
     model: Annotated[ModelRef | None, Shown] = None
     summary: Annotated[UserSummary | None, Shown] = None
@@ -288,13 +304,13 @@ class AssistantMessage(Wire):
     id: MessageId
     session_id: SessionId
     parent_id: MessageId
-    time: Annotated[MessageTime, Fields] = MessageTime()
+    time: Annotated[MessageTime, _Otherwise(MessageTime())] = MessageTime()
     provider_id: Annotated[str | None, Shown] = None
     model_id: Annotated[str | None, Shown] = None
     agent: Annotated[str | None, Shown] = None
     summary: Flag = False
     cost: Cost = 0.0
-    tokens: Annotated[Tokens, Fields] = Tokens()
+    tokens: Annotated[Tokens, _Otherwise(Tokens())] = Tokens()
     finish: Annotated[str | None, Shown] = None
     error: Annotated[TurnError, Fields] | None = None
     structured: AnyJson = None
@@ -324,7 +340,7 @@ class TextPart(PartBase):
     synthetic: Flag = False
     ignored: Flag = False
     time: Annotated[PartTime | None, Shown] = None
-    metadata: Annotated[AnyObject | None, Shown] = None
+    metadata: Annotated[ShownObject | None, Shown] = None
 
 
 class ReasoningPart(PartBase):
@@ -359,8 +375,8 @@ class SubtaskPart(PartBase):
 
 
 class ToolStateBase(Wire):
-    input: Annotated[AnyObject, Fields] = {}
-    metadata: Annotated[AnyObject | None, Shown] = None
+    input: Annotated[ShownObject, Fields] = {}
+    metadata: Annotated[ShownObject | None, Shown] = None
 
 
 class ToolPending(ToolStateBase):
@@ -467,7 +483,7 @@ class PermissionRequest(Wire):
     permission: str
     patterns: list[str] = []
     always: list[str] = []
-    metadata: Annotated[AnyObject, Fields] = {}
+    metadata: Annotated[ShownObject, Fields] = {}
     tool: Annotated[ToolRef | None, Shown] = None
 
 

@@ -1,6 +1,6 @@
 """The OpenCode behind the service: one that runs already, or a managed one.
 
-``app`` enters ``upstream`` for each OpenCode and connects to the address that it yields. A managed
+``app`` enters ``opencode_server`` for each OpenCode and connects to what it yields. A managed
 OpenCode gets its environment, its permissions and, for a demo, its model here; ``opencode.managed``
 starts it and keeps it running.
 
@@ -47,7 +47,7 @@ WORKERS = ("build", "plan", "general", "explore")
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
+class OpenCodeServer:
     """The address and credentials of an OpenCode; ``managed`` and ``version`` if it is managed."""
 
     url: str
@@ -58,7 +58,9 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream(settings: Settings, hidden: Collection[str]) -> AsyncGenerator[Upstream]:
+async def opencode_server(
+    settings: Settings, hidden: Collection[str]
+) -> AsyncGenerator[OpenCodeServer]:
     """Start a managed OpenCode, in a demo with the scripted model, or yield one that runs already.
 
     A managed OpenCode does not get the environment variables in ``hidden``.
@@ -66,7 +68,7 @@ async def upstream(settings: Settings, hidden: Collection[str]) -> AsyncGenerato
     own = settings.opencode
     if not own.managed_server:
         password = own.auth_password.get_secret_value() if own.auth_password else None
-        yield Upstream(own.base_url, own.auth_username, password)
+        yield OpenCodeServer(own.base_url, own.auth_username, password)
         return
     record = managed_record(settings)
     environment = passed_environment(os.environ, hidden, own.env_passthrough)
@@ -114,7 +116,9 @@ async def upstream(settings: Settings, hidden: Collection[str]) -> AsyncGenerato
                 record=record,
             )
         )
-        yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
+        yield OpenCodeServer(
+            managed.url, managed.username, managed.password, managed, managed.version
+        )
 
 
 def _own_data(place: Path, environment: Mapping[str, str]) -> dict[str, str]:

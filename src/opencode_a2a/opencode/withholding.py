@@ -9,7 +9,9 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 import orjson
@@ -32,13 +34,7 @@ STARTED_BY_US: Final = "start it with `opencode-a2a opencode`"
 
 _IN_ENVIRONMENT: Final = "in their environment"
 _IN_PROC: Final = "in the environment of a process, under /proc"
-# OpenCode expands variables in a command before it runs it, so there are none. It prints which of
-# the two places has a password, never the password.
-_LOOK: Final = (
-    f"env | grep -q '^{PASSWORD}=.' && echo '{_IN_ENVIRONMENT}'; "
-    f"cat /proc/[0-9]*/environ 2>/dev/null | tr '\\000' '\\n' | grep -q '^{PASSWORD}=.' && "
-    f"echo '{_IN_PROC}'; echo looked"
-)
+_DIGEST: Final = "sha256sum || shasum -a 256"
 
 
 def withholding(variables: Mapping[str, str], more: JsonObject | None = None) -> dict[str, str]:
@@ -96,26 +92,47 @@ async def not_withheld(opencode: Driver, at: Location, *, password: bool) -> str
     return f"nothing keeps its tools from seeing its password; {STARTED_BY_US}"
 
 
-async def password_seen(opencode: Driver, at: Location) -> str | None:
+async def password_exposed(opencode: Driver, at: Location, password: str) -> str | None:
     """Return where the agent's shell sees OpenCode's password, in words; None if it does not.
 
     Runs a command in a session of its own, which is deleted again. Raises ServiceError or
     TimeoutError if that could not be done.
     """
+    salt = token_hex()
     async with asyncio.timeout(LOOK_SECONDS):
         session = await opencode.create_session(SessionDraft(title="Check of the password"), at=at)
         try:
-            call = ShellCall(command=_LOOK, agent="build")
+            call = ShellCall(command=_look(salt), agent="build")
             done = await opencode.run_shell(session.id, call, at=at)
         finally:
             with suppress(ServiceError):
                 await opencode.delete_session(session.id, at=at)
-    printed = [
-        line.strip()
+    printed = {
+        word
         for part in done.parts
         if isinstance(part, ToolPart) and isinstance(part.state, ToolCompleted)
-        for line in part.state.output.splitlines()
-    ]
-    if "looked" not in printed:
+        for word in part.state.output.split()
+    }
+    if _digest(salt) not in printed:
         raise TimeoutError("the command did not run to its end")
-    return next((place for place in (_IN_ENVIRONMENT, _IN_PROC) if place in printed), None)
+    if "environment" in printed:
+        return _IN_ENVIRONMENT
+    return _IN_PROC if _digest(salt + password) in printed else None
+
+
+def _look(salt: str) -> str:
+    """Return a command that prints digests of the passwords in sight, and last that of the salt.
+
+    A digest says that a password is this OpenCode's, and not that of another one on the machine.
+    OpenCode expands variables in a command before it runs it, so there are none.
+    """
+    every = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\000' '\\n'"
+    return (
+        f"env | grep -q '^{PASSWORD}=.' && echo environment; "
+        f"({every} | sed -n 's/^{PASSWORD}=/{salt}/p' | sort -u; echo {salt}) | "
+        f"""awk '{{ print | "{_DIGEST}"; close("{_DIGEST}") }}'"""
+    )
+
+
+def _digest(line: str) -> str:
+    return sha256(f"{line}\n".encode()).hexdigest()

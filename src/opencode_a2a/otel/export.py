@@ -135,16 +135,16 @@ class _Counted(SpanExporter):
         try:
             result = self._inner.export(spans)
         except Exception as error:  # a fault of the exporter must not end its thread
-            logger.warning("traces cannot be sent", cause=type(error).__name__)
+            logger.warning("traces could not be sent", cause=type(error).__name__)
             result = SpanExportResult.FAILURE
         fails = result is not SpanExportResult.SUCCESS
         metrics.OTEL_SPANS.labels("failed" if fails else "sent").inc(len(spans))
         if fails != self._fails:
             self._fails = fails
             if fails:
-                logger.warning("traces cannot be sent; see OTEL_EXPORTER_OTLP_ENDPOINT")
+                logger.warning("traces could not be sent; see OTEL_EXPORTER_OTLP_ENDPOINT")
             else:
-                logger.warning("traces are sent again")
+                logger.warning("traces sent again")
         return result
 
     def shutdown(self) -> None:

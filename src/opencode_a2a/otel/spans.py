@@ -24,9 +24,9 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
+from opencode_a2a.log.state import Accepted, Entry, Recovered, TaskRef, TaskState
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.otel import names
-from opencode_a2a.tasks.state import Accepted, Entry, Recovered, TaskRef, TaskState
 
 Value = str | bool | int | float | list[str]
 NOT_FAILED = frozenset({Outcome.COMPLETED, Outcome.CANCELED, Outcome.AUTH_REQUIRED})

@@ -1,13 +1,12 @@
 """Follow the tasks that this process runs, and send a span for everything that ends in their logs.
 
-``tasks.log`` calls ``Tracing.note`` with what is appended, except for text that only grows, and
+``log.log`` calls ``Tracing.note`` with what is appended, except for text that only grows, and
 ``push.loop`` sends notifications through ``Tracing.sending``. A task that an earlier process began
 is read from its log first, beside the turn, which waits for nothing here.
 """
 
 import asyncio
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -16,15 +15,16 @@ from opentelemetry.trace import SpanKind
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
+from opencode_a2a.log.log import TaskLog
+from opencode_a2a.log.state import Entry, Recovered
+from opencode_a2a.log.stored import Replay
 from opencode_a2a.otel import names
 from opencode_a2a.otel.export import Export
 from opencode_a2a.otel.spans import Span, TaskSpans, turn_id
 from opencode_a2a.push.loop import Notification, Receipt, Sender
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.log import Replay, TaskLog
-from opencode_a2a.tasks.state import Entry, Recovered
-from opencode_a2a.telemetry import Trace, current_trace
+from opencode_a2a.telemetry import Trace, current_trace, draw_id
 
 logger = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class _Followed:
 
 
 class Tracing:
-    """Makes spans of the logs of tasks; an ``Observer`` of them (``tasks.log``)."""
+    """Makes spans of the logs of tasks; an ``Observer`` of them (``log.log``)."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._content = settings.otel.content
@@ -55,7 +55,7 @@ class Tracing:
         self._followed: dict[int, _Followed] = {}
         """By the number of the task."""
 
-    # What ``tasks.log`` tells
+    # What ``log.log`` tells
 
     def note(self, log: TaskLog, entries: Sequence[Entry]) -> None:
         try:
@@ -157,14 +157,16 @@ class _TracedSender:
         self._inner = inner
         self._export = export
 
-    async def send(self, row: HookRow, notification: Notification) -> Receipt:
+    async def send(
+        self, row: HookRow, notification: Notification, shown: Callable[[], None]
+    ) -> Receipt:
         status = notification.what.status
         trace = Trace.load(status.trace) if status is not None else None
         if trace is None or not self._export.sampled(trace):
-            return await self._inner.send(row, notification)
+            return await self._inner.send(row, notification, shown)
         ref, url = notification.ref, urlsplit(row.url)
         # Whatever turn it was, the first is there.
-        span = Span(names.WEBHOOK, os.urandom(8).hex(), turn_id(ref.id, 1), now_ms())
+        span = Span(names.WEBHOOK, draw_id(8), turn_id(ref.id, 1), now_ms())
         span.attributes |= {
             names.CONVERSATION: ref.context_id,
             names.TASK: ref.id,
@@ -180,7 +182,7 @@ class _TracedSender:
         current_trace.set(_inside(trace, span.id, sampled=True))
         outcome = "canceled"
         try:
-            receipt = await self._inner.send(row, notification)
+            receipt = await self._inner.send(row, notification, shown)
             outcome = receipt.name
             return receipt
         finally:

@@ -1,7 +1,6 @@
 """Calling other A2A agents.
 
 ``client`` speaks A2A to one agent, and ``received`` turns what it sends into events. ``tool``
-offers agents to OpenCode's model and keeps them open between calls; ``mcp`` serves it. ``network``
-decides which addresses may be called, ``http`` calls them, and ``proof``
+offers agents to OpenCode's model and keeps them open between calls; ``mcp`` serves it. ``proof``
 finds out who wrote a card.
 """

@@ -2,7 +2,7 @@
 
 The commands and ``peers.tool`` use this. It speaks both versions over JSON-RPC and
 HTTP+JSON directly on httpx2: the SDK's client takes most of a second to import, cannot resume a
-stream, and sends its headers wherever a card points. ``peers.network`` decides which addresses may
+stream, and sends its headers wherever a card points. ``net.egress`` decides which addresses may
 be called. Inside there is only A2A 1.0; ``a2a.v03`` translates for peers of 0.3.
 
 A broken stream is resumed: with ``Last-Event-ID`` if the peer numbers its events, otherwise from
@@ -38,9 +38,9 @@ from opencode_a2a.config import Binding, ClientSettings
 from opencode_a2a.errors import ParseError, UnsupportedOperationError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
+from opencode_a2a.log.state import State
 from opencode_a2a.messages import Message
-from opencode_a2a.peers.http import client, media_type, read
-from opencode_a2a.peers.network import (
+from opencode_a2a.net.egress import (
     Egress,
     EgressError,
     OriginCredential,
@@ -48,6 +48,7 @@ from opencode_a2a.peers.network import (
     origin,
     tls_trouble,
 )
+from opencode_a2a.net.http import client, media_type, read
 from opencode_a2a.peers.proof import KEYS_BYTES, Proof, proven
 from opencode_a2a.peers.received import (
     SETTLED,
@@ -63,7 +64,6 @@ from opencode_a2a.peers.received import (
     read_event,
     read_task,
 )
-from opencode_a2a.tasks.state import State
 from opencode_a2a.telemetry import trace_headers
 
 MAX_HOPS = 3

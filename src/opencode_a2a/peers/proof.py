@@ -19,7 +19,7 @@ from opencode_a2a.config import loopback
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object, decode, text_in
-from opencode_a2a.peers.network import origin
+from opencode_a2a.net.egress import origin
 from opencode_a2a.peers.received import ErrorCode, PeerError
 from opencode_a2a.signing import VERIFIED_ALGORITHMS, VerificationKey, verification_keys
 

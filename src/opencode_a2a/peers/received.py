@@ -40,10 +40,10 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.jsonguard import as_object, items_in, text_in
+from opencode_a2a.log.state import TERMINAL, State
 from opencode_a2a.media import DIFF_TYPE
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.printable import one_line
-from opencode_a2a.tasks.state import TERMINAL, State
 
 # --- errors -----------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ The transaction that stores a change of state makes the webhooks of the task due
 (``webhooks.note_changes``). ``Deliveries.run`` claims webhooks that are due, sends each its next
 change, and stores the outcome, which ends the claim. So a webhook gets the changes of its task in
 the order of the log, one at a time, each once it is stored. A crash can repeat a notification,
-under the same id, and loses none: the claims of a replica that is gone are void.
+under the same id, and so can a stop if the receiver is slow (``CLOSE_SECONDS``). None is lost: the
+claims of a replica that stops are released, and those of one that is gone are void.
 
 The replica that stores a change knows of it first, and usually delivers it. Others find by the
 clock what was left. Webhooks slow nobody: growing text does not wake the loop, and changes that a
@@ -17,8 +18,8 @@ caller has set tell a person, by a sender of their own (``notices``).
 import asyncio
 import random
 import weakref
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -31,22 +32,15 @@ from opencode_a2a.bounds import Recent, wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.log.log import LogForgottenError, LogWriter, TaskLog
+from opencode_a2a.log.state import Entry, State, TaskRef, TaskState
+from opencode_a2a.log.stored import Replay, load_task, ref_of, stored_changes
 from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import LOOK
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.log import (
-    LogForgottenError,
-    LogWriter,
-    Replay,
-    TaskLog,
-    load_task,
-    ref_of,
-    stored_changes,
-)
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.state import Entry, State, TaskRef, TaskState
 from opencode_a2a.tasks.webhooks import SNAPSHOTS
 from opencode_a2a.telemetry import AUDIT, Trace, current_trace
 
@@ -61,6 +55,8 @@ CLAIMS = 200
 """Webhooks that one statement claims."""
 LOOK_SECONDS = 5.0
 """How often to look for webhooks that another replica has left."""
+CLOSE_SECONDS = 1.0
+"""How long notifications that are under way may take when the service stops."""
 BUSY_SECONDS = 0.5
 """How long to wait if a webhook that is due could not be claimed."""
 REMEMBERED = 256
@@ -118,11 +114,19 @@ class Receipt:
     """Seconds that the receiver wants us to wait."""
     hold: float | None = None
     """Nothing was sent, which is no failure: seconds until it may be."""
+    tried: bool = True
+    """Whether the receiver was called at all."""
 
 
 class Sender(Protocol):
-    async def send(self, row: HookRow, notification: Notification, /) -> Receipt:
-        """Make one attempt to send a notification, within a time limit."""
+    async def send(
+        self, row: HookRow, notification: Notification, shown: Callable[[], None], /
+    ) -> Receipt:
+        """Make one attempt to send a notification, within a time limit.
+
+        If it shows what the task asks, ``shown`` is called as soon as it was sent: a person may
+        answer before the receiver has replied.
+        """
         ...
 
 
@@ -174,6 +178,8 @@ class Destination:
 
     def note(self, outcome: Receipt, failures: int) -> None:
         """Note the outcome of an attempt that began after so many failures."""
+        if not outcome.tried:
+            return
         self._tried_at = asyncio.get_running_loop().time()
         if not outcome.away:
             self.failures = 0
@@ -188,7 +194,7 @@ class Destination:
         self._sooner.set()
 
 
-class Changes(NamedTuple):
+class KnownChanges(NamedTuple):
     """Consecutive changes of a task's state."""
 
     after: int
@@ -211,9 +217,9 @@ class Delivery:
     destination: Destination
     slots: asyncio.Semaphore
     """For notifications of the same caller."""
-    hurried: bool = False
-    """Whether another attempt was asked for since the last one began."""
     running: asyncio.Task[None] | None = None
+    sending: bool = False
+    """Whether an attempt is under way, or its outcome is being stored."""
 
 
 class Deliveries:
@@ -236,6 +242,8 @@ class Deliveries:
         self._notices = notices
         self._serves = settings.enabled or notices is not None
         self._wake = asyncio.Event()
+        self._may_have_missed = False
+        """Whether notifications of other replicas may have been lost since the last look."""
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._slots_by_principal: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
             weakref.WeakValueDictionary()
@@ -247,7 +255,7 @@ class Deliveries:
         self._deliveries: dict[int, Delivery] = {}
         """By the number of the webhook."""
         self._looks: set[asyncio.Task[None]] = set()
-        self._changes: Recent[int, Changes] = Recent(REMEMBERED)
+        self._changes: Recent[int, KnownChanges] = Recent(REMEMBERED)
         """The latest changes of tasks that have webhooks, by the number of the task."""
         self._failing_since: int | None = None
         metrics.PUSH_OLDEST.set_function(
@@ -262,11 +270,14 @@ class Deliveries:
     def _on_due(self, logs: Sequence[TaskLog]) -> None:
         for log in logs:
             state = log.state
-            self._changes[log.no] = Changes(state.unremembered, [*state.state_changes])
+            self._changes[log.no] = KnownChanges(state.unremembered, [*state.state_changes])
         self._wake.set()
 
     def _on_notification(self, text: str) -> None:
         match text.split(","):
+            case [""]:
+                self._may_have_missed = True
+                self._wake.set()
             case ["w"]:
                 self._wake.set()
             case ["w" | "d" as kind, no] if no.isdecimal():
@@ -276,7 +287,6 @@ class Deliveries:
                 elif kind == "d" and delivery.running is not None:
                     delivery.running.cancel()
                 elif kind == "w":
-                    delivery.hurried = True
                     delivery.row = _afresh(delivery.row)  # as it is stored
                     delivery.destination.hurry()
             case _:
@@ -289,19 +299,44 @@ class Deliveries:
         me = self._database.replica
         try:
             if me is None:
-                await self._database.write_until_stored(webhooks.release_all)
+                await self._database.write_until_stored(webhooks.release_all, me)
             while True:
                 self._wake.clear()
                 try:
+                    if self._may_have_missed:
+                        await self._find_retries(me)
                     seconds = await self._claim(me)
                 except StoreUnavailableError:
                     seconds = RETRIES.first
                 await wait(self._wake, seconds)
         finally:
-            running = [one.running for one in self._deliveries.values() if one.running is not None]
-            for task in (ended := [*running, *self._looks]):
+            await self._stop(me)
+
+    async def _stop(self, me: int | None) -> None:
+        """Finish what is being sent, if that is soon, and leave the rest to other replicas."""
+        running = {one.running: one.sending for one in self._deliveries.values() if one.running}
+        running |= dict.fromkeys(self._looks, False)
+        for task, sending in running.items():
+            if not sending:
                 task.cancel()
-            await asyncio.gather(*ended, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=CLOSE_SECONDS)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if any(task.cancelled() for task in running):
+            with suppress(StoreUnavailableError, TimeoutError):  # until this replica is gone
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._database.write(webhooks.release_all, me)
+                self._database.notify("w")
+
+    async def _find_retries(self, me: int | None) -> None:
+        """Find what another replica was asked to retry, while this one waits for its receiver."""
+        self._may_have_missed = False
+        waiting = {no for no, one in self._deliveries.items() if one.row.failing_since is not None}
+        if waiting:
+            for no in waiting.intersection(await self._database.read(webhooks.retried, me)):
+                self._on_notification(f"w,{no}")
 
     async def _claim(self, me: int | None) -> float | None:
         """Begin the deliveries that are due; return how long to wait for more, None for ever."""
@@ -337,8 +372,8 @@ class Deliveries:
             except StoreUnavailableError:
                 found[row.no] = LOOK  # again
                 await asyncio.sleep(RETRIES.first)
-            except Exception:  # the end of the task, with which it fails, is told yet
-                logger.exception("the log for a webhook cannot be read", webhook=row.no)
+            except Exception:  # its task fails because of it, and the webhook is told of that end
+                logger.exception("log for a webhook could not be read", webhook=row.no)
                 found[row.no] = row.acked
         await self._database.write_until_stored(webhooks.looked, self._database.replica, found)
         self._wake.set()
@@ -404,21 +439,19 @@ class Deliveries:
         """Make one attempt to send the next change; return whether the claim has ended."""
         database, destination, no = self._database, delivery.destination, delivery.row.no
         me = database.replica
+        delivery.sending = False
         async with AsyncExitStack() as slot:
             if not await self._wait_for_slot(delivery, slot):
                 return await self._release(no)
-            delivery.hurried, failures = False, destination.failures
+            delivery.sending = True
+            failures = destination.failures
             row, task = await database.read(_load, me, no)
             if row is None or task is None or row.changed == LOOK:
                 return await self._release(no)
             try:
-                notification = await self._notification(row, task)
+                notification = await self._next_notification(row, task)
                 status = notification.what.status
                 current_trace.set(Trace.load(status.trace) if status is not None else None)
-                if status is not None and not row.attempts and row.version != webhooks.NOTICE:
-                    # Before it is sent: a person may answer before the receiver has replied. A
-                    # repeated attempt shows nothing new. A notice does not show what is asked.
-                    self._open.note_seen(task.no, notification.ref.id, status)
                 if database.census.has_others:
                     # A replica that was suspended while another took over must not repeat the
                     # notifications of its successor.
@@ -435,9 +468,7 @@ class Deliveries:
         metrics.PUSH_ATTEMPTS.labels(f"{name[:6]}xx" if name.startswith("http_") else name).inc()
         after = self._after(row, notification, outcome, destination)
         waits = outcome.away and after.state == "active"
-        if delivery.hurried and after.state != "done":
-            after = _afresh(after)  # a retry that was asked for meanwhile counts from this outcome
-        if not await database.write_until_stored(webhooks.update, me, after, row.acked, keep=waits):
+        if not await database.write_until_stored(webhooks.update, me, after, row, keep=waits):
             return await self._release(no)
         delivery.row = after
         if waits:
@@ -454,13 +485,19 @@ class Deliveries:
 
     async def _send(self, row: HookRow, notification: Notification) -> Receipt:
         """Have a notification sent by the sender for its row."""
+
+        def shown() -> None:
+            if (status := notification.what.status) is not None:
+                self._open.note_seen(row.task_no, notification.ref.id, status)
+
         if row.version != webhooks.NOTICE:
             if not self._settings.enabled:  # since the webhook was set
-                return Receipt("disabled", hold=RETRIES.longest)
-            return await self._sender.send(row, notification)
-        if self._notices is None:
-            return Receipt("disabled", gone=True)
-        return await self._notices.send(row, notification)
+                return Receipt("disabled", hold=RETRIES.longest, tried=False)
+            return await self._sender.send(row, notification, shown)
+        if self._notices is None:  # another replica may have later settings, and targets
+            gone = not self._database.census.has_others
+            return Receipt("no_target", gone=gone, tried=False)
+        return await self._notices.send(row, notification, shown)
 
     async def _release(self, no: int) -> bool:
         """End a claim without an attempt: the webhook is gone, or not this replica's to serve."""
@@ -483,7 +520,7 @@ class Deliveries:
                 webhooks.postpone, self._database.replica, others, next_at, destination.outcome
             )
 
-    async def _notification(self, row: HookRow, task: TaskRow) -> Notification:
+    async def _next_notification(self, row: HookRow, task: TaskRow) -> Notification:
         """Return the next notification of a webhook."""
         ref, whole = ref_of(task), row.version == SNAPSHOTS
         if whole and row.failing_since is not None:  # what it has missed is in the present state
@@ -498,7 +535,7 @@ class Deliveries:
                     raise LogForgottenError(task.id)
                 state = load_task(task)
                 return Notification(ref, max(state.seq, row.changed), True, state, whole)
-            self._changes[task.no] = Changes(row.acked, changes)
+            self._changes[task.no] = KnownChanges(row.acked, changes)
             entry = changes[0]
         status = entry.status
         ends = status is not None and status.state.terminal
@@ -507,21 +544,22 @@ class Deliveries:
             return Notification(ref, entry.seq, ends, task_then, whole)
         return Notification(ref, entry.seq, ends, entry)
 
-    def _remembered(self, task: TaskRow) -> Changes:
+    def _remembered(self, task: TaskRow) -> KnownChanges:
         if (running := self._open.get(task.id)) is not None:
             state = running.log.state
-            return Changes(state.unremembered, state.state_changes)
-        return self._changes.get(task.no, Changes(LOOK, ()))
+            return KnownChanges(state.unremembered, state.state_changes)
+        return self._changes.get(task.no, KnownChanges(LOOK, ()))
 
     async def _wait_for_slot(self, delivery: Delivery, stack: AsyncExitStack) -> bool:
         """Wait until a notification may be sent, and occupy slots until the stack is closed.
 
-        Return False if the webhook was deleted.
+        Return False if the webhook was deleted, or another attempt was asked for.
         """
         database, destination = self._database, delivery.destination
         while True:
             row = delivery.row
             if destination.failures and row.failing_since is None:
+                before = row
                 # The webhook counts as failing from now on, without an attempt of its own. A new
                 # notification is a reason to try a receiver that may be back, for all that wait.
                 destination.hurry(RETRIES.first)
@@ -533,7 +571,7 @@ class Deliveries:
                     last_outcome=destination.outcome,
                 )
                 if not await database.write_until_stored(
-                    webhooks.update, database.replica, row, row.acked, keep=True
+                    webhooks.update, database.replica, row, before, keep=True
                 ):
                     return False
                 delivery.row = row

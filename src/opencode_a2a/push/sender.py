@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -24,8 +25,9 @@ from opencode_a2a.a2a.types import SIGNING_KEY, VERSION_HEADER, Version
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.log.state import Entry, TaskState
 from opencode_a2a.messages import PushConfig
-from opencode_a2a.peers.network import (
+from opencode_a2a.net.egress import (
     Egress,
     EgressError,
     HostNotFoundError,
@@ -37,7 +39,6 @@ from opencode_a2a.peers.network import (
 from opencode_a2a.push.loop import Notification, Receipt
 from opencode_a2a.signing import SigningKey
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.state import Entry, TaskState
 from opencode_a2a.telemetry import trace_headers
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ TOKEN_HEADERS = ("X-A2A-Notification-Token", "A2A-Notification-Token")
 """Receivers look for one or the other."""
 TOKEN_SECONDS = 300
 """How long a token that we sign is valid."""
+WRITTEN = "http11.send_request_body.complete"
+"""What the client calls the moment in which the whole request was written to the connection."""
 _CONTENT_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
 
 
@@ -95,10 +98,12 @@ class WebhookSender:
             text = f"cannot be used: {error}; give the https URL of a public host"
             raise InvalidParamsError.of(f"{config.within}url", text) from None
 
-    async def send(self, row: HookRow, notification: Notification) -> Receipt:
+    async def send(
+        self, row: HookRow, notification: Notification, shown: Callable[[], None]
+    ) -> Receipt:
         import httpx2
 
-        from opencode_a2a.peers.http import client, read
+        from opencode_a2a.net.http import client, read
 
         if self._http is None:  # reading the certificate authorities takes milliseconds
             self._http = client(self._rules, timeout=self._seconds)
@@ -111,7 +116,14 @@ class WebhookSender:
             "User-Agent": f"opencode-a2a/{__version__}",
             "Accept-Encoding": "identity",
         }
-        sent = self._http.stream("POST", row.url, content=body, headers=headers)
+
+        async def trace(step: str, _: object) -> None:
+            if step == WRITTEN:
+                shown()
+
+        sent = self._http.stream(
+            "POST", row.url, content=body, headers=headers, extensions={"trace": trace}
+        )
         try:
             async with asyncio.timeout(self._seconds), AsyncExitStack() as stack:
                 with lookups_of(row.principal):

@@ -23,25 +23,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from opencode_a2a import __version__
 from opencode_a2a.a2a.signatures import sign_card, without_empty
 from opencode_a2a.a2a.types import VERSION_HEADER, Version
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import CardForm, Settings
-from opencode_a2a.errors import ServiceError
+from opencode_a2a.errors import Missing, ServiceError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
+from opencode_a2a.printable import joined
 from opencode_a2a.rights import Action, Capability
 from opencode_a2a.server.contracts import (
-    ALL_EXTENSIONS,
     BINDINGS,
-    BINDINGS_03,
     CARD_PATH,
     CATALOG_PATH,
     EARLIER_CARD_PATH,
     RESOURCE_PATH,
+    declared,
     protected_resource,
     security_requirements,
     security_schemes,
@@ -110,14 +109,16 @@ class Cards:
         modified_at: int,
         ask_skills: Callable[[], Awaitable[list[OpenCodeSkill]]] | None = None,
         keys: SigningKeys | None = None,
+        missing: Callable[[], Missing] = frozenset,
     ) -> None:
+        """Ask ``missing``, whenever a card is read, what callers would ask OpenCode for in vain."""
         self._settings = settings
         self._keys = keys
         self._modified = self._extended_modified = _http_date(modified_at)
-        self._public = _forms(settings, keys, extended=False)
-        self._extended = _forms(settings, keys, extended=True)
-        self._ask_skills = ask_skills
+        self._ask_skills, self._ask_missing = ask_skills, missing
         self._of_opencode: list[OpenCodeSkill] = []
+        self._missing = missing()
+        self._public, self._extended = self._made(extended=False), self._made(extended=True)
         self._asked_at = -math.inf
         self._asking = asyncio.Lock()
         self._catalog = Document(
@@ -127,8 +128,20 @@ class Cards:
         if settings.oidc.issuer:
             self._resource = Document(protected_resource(settings), private=False)
 
+    def _made(self, *, extended: bool) -> dict[CardForm, Document]:
+        known = self._of_opencode if extended else ()
+        return _forms(self._settings, self._keys, self._missing, known, extended=extended)
+
+    def _update(self) -> None:
+        """Make the cards again if OpenCode was exchanged for one that can do more or less."""
+        if (missing := self._ask_missing()) != self._missing:
+            self._missing = missing
+            self._public, self._extended = self._made(extended=False), self._made(extended=True)
+            self._modified = self._extended_modified = _http_date(now_ms())
+
     async def refresh(self) -> None:
         """Update the extended card if OpenCode's agents or commands have changed."""
+        self._update()
         if self._ask_skills is None:
             return
         async with self._asking:
@@ -142,7 +155,7 @@ class Cards:
             self._asked_at = time.monotonic()
             if found != self._of_opencode:
                 self._of_opencode = found
-                self._extended = _forms(self._settings, self._keys, found, extended=True)
+                self._extended = self._made(extended=True)
                 self._extended_modified = _http_date(now_ms())
 
     def extended(self, version: Version) -> JsonObject:
@@ -165,9 +178,11 @@ class Cards:
             asked = request.headers.get(VERSION_HEADER, "").strip()
             form = "1.0" if asked.startswith("1.0") else self._settings.a2a.card_form
             version = Version.V1 if form == "1.0" else Version.V03
+            self._update()
             return self._public[form].respond(request, self._modified, version)
 
         async def discover03(request: Request) -> Response:
+            self._update()
             return self._public["0.3"].respond(request, self._modified, Version.V03)
 
         async def catalog(request: Request) -> Response:
@@ -214,12 +229,14 @@ def _http_date(at: int) -> str:
 def _forms(
     settings: Settings,
     keys: SigningKeys | None,
-    of_opencode: Sequence[OpenCodeSkill] = (),
+    missing: Missing,
+    of_opencode: Sequence[OpenCodeSkill],
     *,
     extended: bool,
 ) -> dict[CardForm, Document]:
     """Return the forms of a card: one for each version, and the hybrid one."""
     versions, address = spoken_versions(settings), settings.interface_url
+    preferred03 = BINDINGS[Version.V03][0]
     schemes = security_schemes(settings)
     mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
     required1, required03 = _required(settings)
@@ -231,17 +248,18 @@ def _forms(
                 "protocolVersion": version.value,
             }
             for version in versions
-            for binding in BINDINGS
+            for binding in BINDINGS[Version.V1]
+            if binding in BINDINGS[version]
         ],
         "securitySchemes": {name: {one.kind: one.v1} for name, one in schemes.items()},
         **required1,
     }
     only03: JsonObject = {
         "protocolVersion": "0.3.0",
-        "url": address(BINDINGS_03[0]),
-        "preferredTransport": BINDINGS_03[0],
+        "url": address(preferred03),
+        "preferredTransport": preferred03,
         "additionalInterfaces": [
-            {"url": address(binding), "transport": binding} for binding in BINDINGS_03
+            {"url": address(binding), "transport": binding} for binding in BINDINGS[Version.V03]
         ],
         "securitySchemes": {name: one.v03 for name, one in schemes.items()},
         **required03,
@@ -251,14 +269,14 @@ def _forms(
     skills1: list[Json] = []
     skills03: list[Json] = []
     skills: list[Json] = []
-    for skill, capability in _skills(settings, of_opencode, extended=extended):
+    for skill, capability in _skills(settings, missing, of_opencode, extended=extended):
         needs1, needs03 = _required(settings, capability)
         if needs1 == required1:  # the requirement of the whole card
             needs1, needs03 = {}, {}
         skills1.append({**skill, **needs1})
         skills03.append({**skill, **needs03})
         skills.append({**skill, **needs03, **needs1})
-    capabilities = _capabilities(settings, extended=extended)
+    capabilities = _capabilities(settings, missing, extended=extended)
     modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
     forms: dict[CardForm, JsonObject] = {
         "1.0": {**both, **only1, **modern, "skills": skills1},
@@ -294,19 +312,19 @@ def _required(
 def _common(settings: Settings) -> JsonObject:
     """Return the fields that are the same in both versions."""
     a2a = settings.a2a
-    sentences = [a2a.description]
+    sentences, bindings = [a2a.description], joined([one.label for one in BINDINGS[Version.V1]])
     if a2a.demo:
         sentences.append("A scripted demo model answers, not a real one.")
     sentences.append(
-        f"A2A {' and '.join(spoken_versions(settings))} over HTTP+JSON and JSON-RPC, with "
-        f"streaming; all callers share {_shared(settings)}."
+        f"A2A {' and '.join(spoken_versions(settings))} over {bindings}, with streaming; all "
+        f"callers share {_shared(settings)}."
     )
     if a2a.project:
         sentences.append(f"Project: {a2a.project}.")
     card: JsonObject = {
         "name": f"{a2a.title} (demo model)" if a2a.demo else a2a.title,
         "description": " ".join(sentences),
-        "version": a2a.version or __version__,
+        "version": a2a.version,
         "defaultInputModes": [*INPUT_MODES],
         "defaultOutputModes": [*OUTPUT_MODES],
     }
@@ -333,7 +351,7 @@ _CHAT: Mapping[Action, str] = {
 
 
 def _skills(
-    settings: Settings, of_opencode: Sequence[OpenCodeSkill], *, extended: bool
+    settings: Settings, missing: Missing, of_opencode: Sequence[OpenCodeSkill], *, extended: bool
 ) -> Iterator[tuple[JsonObject, Capability | None]]:
     """Yield the skills, each with the capability that it needs."""
     chat: JsonObject = {
@@ -356,7 +374,7 @@ def _skills(
         if extension.skill is None:
             continue
         by_capability: dict[Capability | None, list[Method]] = {}
-        for method in extension.enabled(settings):
+        for method in extension.enabled(settings, missing):
             by_capability.setdefault(method.capability, []).append(method)
         for capability, methods in by_capability.items():
             skill: JsonObject = {
@@ -393,20 +411,20 @@ def _skills(
         yield offered, None
 
 
-def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
+def _capabilities(settings: Settings, missing: Missing, *, extended: bool) -> JsonObject:
     listed: list[Json] = [
         {
             "uri": extension.uri,
             "description": extension.summary,
-            "params": extension.public_params(settings)
-            | (extension.extended_params(settings) if extended else {}),
+            "params": extension.public_params(settings, missing)
+            | (extension.extended_params(settings, missing) if extended else {}),
         }
-        for extension in ALL_EXTENSIONS
+        for extension in declared(missing)
     ]
     # Clients that look for an earlier URI find it; briefly, to keep the public card small.
     earlier: list[Json] = [
         {"uri": alias, "params": {"alias_of": f"#{extension.anchor}"}}
-        for extension in ALL_EXTENSIONS
+        for extension in declared(missing)
         for alias in extension.aliases
     ]
     return {

@@ -6,6 +6,7 @@ refused before anything has happened. ``media`` knows which files OpenCode can h
 
 import base64
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from urllib.parse import urlsplit
 
 import orjson
@@ -34,7 +35,7 @@ from opencode_a2a.messages import (
     PromptPart,
     Routing,
 )
-from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError, lookups_of
+from opencode_a2a.net.egress import Fetch, Fetched, FetchResult, TooManyFilesError, lookups_of
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
 from opencode_a2a.server.card import AGENT_SKILL, COMMAND_SKILL
@@ -127,8 +128,8 @@ def _fetched_part(part: Part, files: Iterator[FetchResult]) -> PromptPart:
 
 def read_metadata(
     params: JsonObject | None, message: JsonObject | None
-) -> tuple[Routing, Delivery | None]:
-    """Return how the caller wants the turn to run, and how to deliver to a running turn.
+) -> tuple[Routing, Delivery | None, int | None]:
+    """Return how to run the turn, how to deliver to a running one, and which sign-in is meant.
 
     The metadata of the params win over those of the message.
     """
@@ -145,12 +146,12 @@ def read_metadata(
         plan=sources.flag("opencode", "plan"),
         new_task=sources.flag("opencode", "new_task"),
     )
-    delivery = sources.delivery()
+    delivery, sign_in = sources.delivery(), sources.sign_in()
     if sources.wrong:
         raise InvalidParamsError(
             f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
         )
-    return routing, delivery
+    return routing, delivery, sign_in
 
 
 class _Sources:
@@ -180,6 +181,18 @@ class _Sources:
             case _:
                 text = "must be steer, queue or interrupt"
                 return self._report("metadata.shared.delivery", text)
+
+    def sign_in(self) -> int | None:
+        """Return the sign-in that the message is about, by since when the task waits for it."""
+        text = self.text("opencode", "sign_in")
+        try:
+            at = text and datetime.fromisoformat(text)
+        except ValueError:
+            at = None
+        if text and not (at and at.tzinfo):
+            wanted = "must be the timestamp of the status that asks for a sign-in"
+            return self._report("metadata.opencode.sign_in", wanted)
+        return round(at.timestamp() * 1000) if at else None
 
     def rights(self) -> Rights:
         """Return the rights that both places leave: metadata can only narrow them."""

@@ -4,7 +4,7 @@ Both are computed from the operations of A2A, the declared methods of the extens
 settings of the deployment. The cards and the OpenAPI document carry the same values.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -22,24 +22,24 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Binding, Settings
 from opencode_a2a.errors import (
     MethodNotFoundError,
+    Missing,
     Off,
     RequestTooLargeError,
     UnsupportedOperationError,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS, METHODS
-from opencode_a2a.extensions.registry import PROFILE, Extension, aliases
+from opencode_a2a.extensions.registry import NOTHING, PROFILE, Extension, aliases
 from opencode_a2a.rights import Capability
 from opencode_a2a.signing import JWKS_PATH
 
-BINDINGS = tuple(Binding)
-BINDINGS_03 = (Binding.JSONRPC, Binding.HTTP_JSON)
-"""The bindings in the order of preference of the 0.3 card.
-
-Over HTTP+JSON, the JavaScript client of 0.3 loses ``append`` of artifact updates: each piece of
-text replaces the one before it.
-"""
-"""All bindings, the preferred one first."""
+BINDINGS: Mapping[Version, tuple[Binding, ...]] = {
+    Version.V1: (Binding.HTTP_JSON, Binding.JSONRPC),
+    # Over HTTP+JSON, the JavaScript client of 0.3 loses ``append`` of artifact updates: each piece
+    # of text replaces the one before it.
+    Version.V03: (Binding.JSONRPC, Binding.HTTP_JSON),
+}
+"""The bindings of each version, in the order of preference of its card."""
 CARD_PATH = "/.well-known/agent-card.json"
 EARLIER_CARD_PATH = "/.well-known/agent.json"
 CATALOG_PATH = "/.well-known/ai-catalog.json"
@@ -226,8 +226,7 @@ def protocol_summary(settings: Settings) -> JsonObject:
             "default": version.value == a2a.protocol_version,
             "status": "supported",
             "supported_features": [
-                "JSON-RPC",
-                "HTTP+JSON",
+                *(one.label for one in reversed(Binding) if one in BINDINGS[version]),
                 "streaming",
                 "resubscription with Last-Event-ID",
                 "task list" if version is Version.V1 else "task list over HTTP+JSON only",
@@ -329,8 +328,12 @@ def _behaviors(settings: Settings) -> JsonObject:
 
 # --- the compatibility profile ----------------------------------------------------------------
 
+_DEPLOYMENT = "single_tenant_shared_workspace"
+PROFILE_SUMMARY: JsonObject = {"profile_id": PROFILE, "deployment": _DEPLOYMENT}
+"""Which profile this is, for the wire contract and ``/health``."""
 
-def profile(settings: Settings) -> JsonObject:
+
+def profile(settings: Settings, missing: Missing = NOTHING) -> JsonObject:
     """Return what this deployment runs as, what it keeps stable, and how it behaves."""
     core: JsonObject = {"surface": "core", "availability": "always", "retention": "required"}
     refused: JsonObject = {
@@ -339,30 +342,29 @@ def profile(settings: Settings) -> JsonObject:
         "retention": "deployment-conditional",
         "toggle": PUSH_OFF.toggle,
     }
-    root = settings.workspace if settings.a2a.expose_workspace_root_in_card else None
     context: dict[str, str | None] = {
         "project": settings.a2a.project,
-        "workspace_root": str(root) if root else None,
+        "workspace_root": None,
         "agent": settings.opencode.agent,
         "variant": settings.opencode.variant,
     }
     return {
         "profile_id": PROFILE,
         "deployment": {
-            "id": "single_tenant_shared_workspace",
+            "id": _DEPLOYMENT,
             "single_tenant": True,
             "shared_workspace_across_consumers": True,
             "tenant_isolation": "none",
         },
-        "runtime_features": _runtime_features(settings),
+        "runtime_features": _runtime_features(settings, missing),
         "runtime_context": {name: value for name, value in context.items() if value is not None},
         **protocol_summary(settings),
-        "extension_retention": {one.uri: one.retention for one in ALL_EXTENSIONS},
+        "extension_retention": {one.uri: one.retention for one in declared(missing)},
         "method_retention": {
             **dict.fromkeys(core_methods(settings), core),
             **dict.fromkeys(_refused_methods(settings), refused),
             **{
-                method.name: extension.retention_of(method, settings)
+                method.name: extension.retention_of(method, settings, missing)
                 for extension in EXTENSIONS
                 for method in extension.methods.values()
             },
@@ -376,7 +378,7 @@ def profile(settings: Settings) -> JsonObject:
     }
 
 
-def _runtime_features(settings: Settings) -> JsonObject:
+def _runtime_features(settings: Settings, missing: Missing) -> JsonObject:
     override = settings.directory_override
     declared = settings.environment
     roots, domains = declared.sandbox_writable_roots, declared.network_allowed_domains
@@ -384,9 +386,10 @@ def _runtime_features(settings: Settings) -> JsonObject:
 
     def toggle(name: str) -> JsonObject:
         method = methods[name]
-        off, condition = method.off(settings), method.condition
+        off, condition = method.off(settings, missing), method.condition
         variable = off.toggle if off else condition.variable if condition else None
-        return {"enabled": off is None, "availability": method.state(settings), "toggle": variable}
+        state = method.state(settings, missing)
+        return {"enabled": off is None, "availability": state, "toggle": variable}
 
     return {
         "directory_binding": {
@@ -395,7 +398,7 @@ def _runtime_features(settings: Settings) -> JsonObject:
             "metadata_field": "metadata.opencode.directory",
         },
         "workspace_binding": {
-            "enabled": True,
+            "enabled": "workspaces" not in missing,
             "metadata_field": "metadata.opencode.workspace.id",
             "upstream_query_param": "workspace",
             "precedence": "prefer_workspace_else_directory",
@@ -434,24 +437,24 @@ def _runtime_features(settings: Settings) -> JsonObject:
 # --- the wire contract ------------------------------------------------------------------------
 
 
-def wire_contract(settings: Settings) -> JsonObject:
+def wire_contract(settings: Settings, missing: Missing = NOTHING) -> JsonObject:
     """Return every method and endpoint that answers, and those that could be switched on."""
-    off = {method.name: method.off(settings) for method in METHODS}
+    off = {method.name: method.off(settings, missing) for method in METHODS}
     names: list[Json] = [name for name, why in off.items() if why is None]
     off |= dict.fromkeys(_refused_methods(settings), PUSH_OFF)
     return {
         **protocol_summary(settings),
-        "profile": {"profile_id": PROFILE, "deployment": "single_tenant_shared_workspace"},
-        "preferred_transport": BINDINGS[0],
-        "additional_transports": [*BINDINGS[1:]],
+        "profile": PROFILE_SUMMARY,
+        "preferred_transport": BINDINGS[Version.V1][0],
+        "additional_transports": [*BINDINGS[Version.V1][1:]],
         "extensions": {
             "jsonrpc_methods": names,
             "conditionally_available_methods": {
-                name: {"reason": why.reason, "toggle": why.toggle}
+                name: {"reason": why.reason, **({"toggle": why.toggle} if why.toggle else {})}
                 for name, why in off.items()
                 if why is not None
             },
-            "extension_uris": [extension.uri for extension in ALL_EXTENSIONS],
+            "extension_uris": [extension.uri for extension in declared(missing)],
         },
         "all_jsonrpc_methods": [*core_methods(settings), *names],
         "unsupported_method_error": {
@@ -481,5 +484,12 @@ WIRE_CONTRACT = Extension(
     extended=wire_contract,
 )
 ALL_EXTENSIONS = (*EXTENSIONS, COMPATIBILITY_PROFILE, WIRE_CONTRACT)
+
+
+def declared(missing: Missing) -> list[Extension]:
+    """Return the extensions that cards name where an OpenCode cannot do some things."""
+    return [one for one in ALL_EXTENSIONS if one.requires not in missing]
+
+
 EXTENSION_NAMES = frozenset(name for one in ALL_EXTENSIONS for name in (one.uri, *one.aliases))
 """All URIs, current and earlier, that callers may activate extensions by."""

@@ -34,10 +34,10 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.jsonguard import decode
+from opencode_a2a.log.log import LogForgottenError
+from opencode_a2a.log.state import Entry
 from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.server.sse import ErrorFrame, EventStream, Streams, WriteNow
-from opencode_a2a.tasks.log import LogForgottenError
-from opencode_a2a.tasks.state import Entry
 
 E = TypeVar("E", bound=Exception)
 logger: FilteringBoundLogger = structlog.get_logger(__name__)

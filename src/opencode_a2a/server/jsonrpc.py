@@ -11,12 +11,12 @@ from typing import Self
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from opencode_a2a.a2a.encoding import V03, V1
 from opencode_a2a.a2a.errors import RpcId, rpc_error, rpc_error_frame
-from opencode_a2a.a2a.operations import METHODS, OPERATIONS, RPC_PATH
+from opencode_a2a.a2a.operations import CORE_METHODS, OPERATIONS, RPC_PATH
 from opencode_a2a.a2a.types import VERSION_HEADER, Version, negotiate, only_v1
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -90,8 +90,8 @@ class RpcBinding:
         """The methods beyond A2A."""
         self._options = options
 
-    def route(self) -> Route:
-        return Route(RPC_PATH, Endpoint(self._respond), methods=["POST"], name="rpc")
+    def routes(self) -> list[BaseRoute]:
+        return [Route(RPC_PATH, Endpoint(self._respond), methods=["POST"], name="rpc")]
 
     async def _respond(self, request: Request) -> ASGIApp:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""
@@ -107,7 +107,7 @@ class RpcBinding:
                     request_id = None
             envelope = _Envelope.read(sent)
             asked, what = asked_version(request), f"The method {envelope.method[:128]}"
-            _, belongs = METHODS.get(envelope.method, (None, None))
+            _, belongs = CORE_METHODS.get(envelope.method, (None, None))
             version = belongs or version  # the one in which a wrong header is refused
             if belongs and not asked and Version.V1 in supported and only_v1(envelope.params):
                 belongs = Version.V1
@@ -116,7 +116,7 @@ class RpcBinding:
         except Exception as raised:
             method = envelope.method if envelope else "JSON-RPC"
             error = as_service_error(raised, method)
-            operation, _ = METHODS.get(method, (None, None))
+            operation, _ = CORE_METHODS.get(method, (None, None))
             headers = {VERSION_HEADER: version.value, **dict(error.headers)}
             if envelope and envelope.notification:
                 return Response(status_code=204, headers=headers)
@@ -150,15 +150,15 @@ class RpcBinding:
         if not isinstance(params, dict):
             raise InvalidParamsError.of("params", "must be an object")
         call = call_of(request, version, self._options)
-        if name in self._methods.names:
-            request.scope[OPERATION] = name
-            return await self._methods.call(call.caller, name, params, version)
-        if name not in METHODS:
+        if name not in CORE_METHODS:
+            if name in self._methods.names:
+                request.scope[OPERATION] = name
+                return await self._methods.call(call.caller, name, params, version)
             core = [known for one in OPERATIONS if (known := one.named(version))]
             supported: list[Json] = [*core, *sorted(self._methods.names)]
             off = self._methods.disabled.get(name)
             raise MethodNotFoundError.named(name, off, version.value, supported)
-        operation, _ = METHODS[name]
+        operation, _ = CORE_METHODS[name]
         request.scope[OPERATION] = operation.name
         encoding = _ENCODINGS[version]
         run = (NOTIFIED if envelope.notification else HANDLERS)[operation]

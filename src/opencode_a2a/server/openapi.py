@@ -4,8 +4,8 @@ It is made from the operations of A2A and the declared methods on the first requ
 needs a credential, like everything that is not discovery.
 """
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import orjson
 from pydantic.json_schema import models_json_schema
@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from opencode_a2a import __version__
 from opencode_a2a.a2a import render, types, v03
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
@@ -36,13 +35,14 @@ from opencode_a2a.a2a.types import (
 )
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Settings
+from opencode_a2a.errors import Missing
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import METHODS
 from opencode_a2a.extensions.interrupts import permission_replies
 from opencode_a2a.extensions.params import OfSession, PublishedSchema, schema_name
+from opencode_a2a.log.state import Query
 from opencode_a2a.messages import Part
 from opencode_a2a.server.contracts import (
-    ALL_EXTENSIONS,
     CARD_PATH,
     CATALOG_PATH,
     EARLIER_CARD_PATH,
@@ -54,6 +54,7 @@ from opencode_a2a.server.contracts import (
     READY_PATH,
     RESOURCE_PATH,
     core_methods,
+    declared,
     discovery,
     offered,
     security_requirements,
@@ -61,7 +62,6 @@ from opencode_a2a.server.contracts import (
     spoken_versions,
 )
 from opencode_a2a.signing import JWKS_PATH
-from opencode_a2a.tasks.state import Query
 
 _REF = "#/components/schemas/"
 _JSON = "application/json"
@@ -69,11 +69,17 @@ DOCS_PATH = "/docs"
 _CACHE = {"cache-control": "private, max-age=300"}
 
 
-def openapi_routes(settings: Settings) -> list[BaseRoute]:
-    encoded = cache(lambda: orjson.dumps(_openapi(settings)))
+def openapi_routes(
+    settings: Settings, missing: Callable[[], Missing] = frozenset
+) -> list[BaseRoute]:
+    """Return the routes of the document; ``missing`` is what OpenCode cannot do."""
+
+    @lru_cache(maxsize=1)
+    def encoded(missing: Missing) -> bytes:
+        return orjson.dumps(_openapi(settings, missing))
 
     async def document(_: Request) -> Response:
-        return Response(encoded(), media_type=_JSON, headers=_CACHE)
+        return Response(encoded(missing()), media_type=_JSON, headers=_CACHE)
 
     async def page(_: Request) -> Response:
         return RedirectResponse("console#/docs")
@@ -84,13 +90,13 @@ def openapi_routes(settings: Settings) -> list[BaseRoute]:
     ]
 
 
-def _openapi(settings: Settings) -> JsonObject:
+def _openapi(settings: Settings, missing: Missing) -> JsonObject:
     schemes, versions = security_schemes(settings), spoken_versions(settings)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": settings.a2a.title,
-            "version": settings.a2a.version or __version__,
+            "version": settings.a2a.version,
             "description": f"A2A {' and '.join(versions)} over JSON-RPC and HTTP+JSON, "
             "and the methods of OpenCode. Everything but discovery, /livez, /readyz and the "
             "page of the console, which signs in by itself, needs the credential, this document "
@@ -103,7 +109,7 @@ def _openapi(settings: Settings) -> JsonObject:
             for way in security_requirements(settings)
         ],
         "paths": {
-            "/": {"post": _rpc(settings)},
+            "/": {"post": _rpc(settings, missing)},
             **{
                 (at := PREFIXES[version] + path): {
                     verb.lower(): _operation(operation, version, verb, at)
@@ -158,10 +164,10 @@ _REFUSALS: JsonObject = {
 # --- JSON-RPC ---------------------------------------------------------------------------------
 
 
-def _rpc(settings: Settings) -> JsonObject:
+def _rpc(settings: Settings, missing: Missing) -> JsonObject:
     """Return the one operation of JSON-RPC, whose body is a request for any method."""
     core = core_methods(settings)
-    methods = [method for method in METHODS if method.state(settings) == "enabled"]
+    methods = [method for method in METHODS if method.off(settings, missing) is None]
     listed = [f"- `{name}`" for name in core]
     listed += [f"- `{method.name}` ({method.access}): {method.summary}" for method in methods]
     examples: dict[str, tuple[str, JsonObject]] = {
@@ -173,10 +179,10 @@ def _rpc(settings: Settings) -> JsonObject:
     contracts: JsonObject = {
         extension.key: {
             "uri": extension.uri,
-            **extension.public_params(settings),
-            **extension.extended_params(settings),
+            **extension.public_params(settings, missing),
+            **extension.extended_params(settings, missing),
         }
-        for extension in ALL_EXTENSIONS
+        for extension in declared(missing)
     }
     return {
         "operationId": "jsonrpc",

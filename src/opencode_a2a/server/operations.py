@@ -29,15 +29,15 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, Principal
-from opencode_a2a.messages import ANYWHERE, MessageIds, PushConfig, TurnRequest
-from opencode_a2a.peers.network import Fetch, lookups_of
+from opencode_a2a.log.log import LogReader
+from opencode_a2a.log.state import Cursor, Query, State
+from opencode_a2a.messages import NO_ROUTING, MessageIds, PushConfig, TurnRequest
+from opencode_a2a.net.egress import Fetch, lookups_of
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
-from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.sending import AnswerExpectedError, SendCommand, Submitted
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import Cursor, Query, State
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.telemetry import AUDIT, current_trace
 
@@ -120,10 +120,13 @@ class Operations:
         if push is not None:
             await self._check_push(push, principal)
         message = request.message
-        routing, delivery, rights = ANYWHERE, None, call.caller.rights
+        routing, delivery, sign_in, rights = NO_ROUTING, None, None, call.caller.rights
         if request.metadata or message.metadata:
-            routing, delivery = read_metadata(request.metadata, message.metadata)
+            routing, delivery, sign_in = read_metadata(request.metadata, message.metadata)
             rights &= routing.rights
+            if sign_in is not None and request.task_id is None:
+                text = "needs the id of the task that waits for it, as taskId"
+                raise InvalidParamsError.of("metadata.opencode.sign_in", text)
         default = call.context_id if request.task_id is None else None
         modes, trace = request.accepted_output_modes, current_trace.get()
         command = SendCommand(
@@ -142,6 +145,7 @@ class Operations:
             push=push,
             budget=call.caller.budget,
             trace=trace and trace.stored,
+            sign_in=sign_in,
         )
         try:
             submitted = await self._tasks.sending.submit(command)

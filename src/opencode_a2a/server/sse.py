@@ -128,7 +128,8 @@ class Streams:
         for stream in self._streams:
             if stream.due <= now + _AHEAD_SECONDS:
                 stream.look(now)
-            next_due = min(next_due, stream.due)
+            if stream.due < next_due:
+                next_due = stream.due
         self._timer, self._next = None, math.inf
         self._wake_at(next_due)
 

@@ -56,7 +56,7 @@ def spending_of_all(connection: Connection, day: int) -> Spent:
 
 
 # How often each replica was called lately, by key of a rate limit. A replica adds the counts of the
-# others to its own (``web.limits``). There are rows only while several replicas live.
+# others to its own (``web.edge``). There are rows only while several replicas live.
 
 FRESH_MS = 10_000
 """After so long the count of a replica that writes no new one is ignored."""

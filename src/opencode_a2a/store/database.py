@@ -62,7 +62,7 @@ logger = structlog.get_logger(__name__)
 
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
 COMPLAINT_SECONDS = 10.0
-"""How often the same failure is logged: while the database is away, everything fails."""
+"""How often the same failure is logged: while the database is unreachable, everything fails."""
 P = ParamSpec("P")
 T = TypeVar("T")
 OnConnection = Callable[Concatenate[Connection, P], T]
@@ -190,7 +190,7 @@ class Database:
         self._complaints = Complaints()
         self.census = Census()
         """Which replicas there were, and what they owned, when ``Ownership.look_and_act``
-        (``tasks.ownership``), which sets this, last looked."""
+        (``cluster.ownership``), which sets this, last looked."""
         self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop with each text that a process sends, this one included. An empty
         text means that notifications may have been lost: look at the database itself."""
@@ -253,8 +253,9 @@ class Database:
     async def write(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a transaction, and return its result once that is committed.
 
-        Raises StoreUnavailableError if the database is away; then nothing was written. Raises
-        UnstorableError if it will never take the values, such as a text with a NUL in PostgreSQL.
+        Raises StoreUnavailableError if the database is unreachable; then nothing was written.
+        Raises UnstorableError if it will never take the values, such as a text with a NUL in
+        PostgreSQL.
         """
         return await self._committed(self.submit(fn, *args, **kwargs))
 
@@ -266,8 +267,9 @@ class Database:
     ) -> T:
         """Write, but never wait longer than ``Engine.patience``.
 
-        After a StoreUnavailableError ``fn`` may be committed yet; then ``on_late_commit`` is called
-        with its result. ``lock_order`` is that of ``PendingWrite``.
+        If this raises StoreUnavailableError, ``fn`` may still be committed later;
+        ``on_late_commit`` is then called with its result. ``lock_order`` is that of
+        ``PendingWrite``.
         """
         call = PendingWrite(fn, (), {}, self._loop.create_future(), on_late_commit, lock_order)
         self._writer.queue.put(call)
@@ -296,7 +298,7 @@ class Database:
     async def write_until_stored(
         self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Write, however long the database is away: for things that have already happened.
+        """Write, however long the database is unreachable: for things that have already happened.
 
         Raises UnstorableError as ``write`` does.
         """
@@ -315,7 +317,7 @@ class Database:
     async def read_until_available(
         self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Read after all writes that are queued, however long the database is away."""
+        """Read after all writes that are queued, however long the database is unreachable."""
         # In the writer thread, which keeps the order.
         return await self.write_until_stored(fn, *args, **kwargs)
 
@@ -418,7 +420,7 @@ def readable(what: str, rows: Iterable[R], load: Callable[[R], T]) -> Iterator[T
             value = load(row)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             name = getattr(row, "id", None) or getattr(row, "request_id", None)
-            logger.error(f"{what} cannot be read", row=name, cause=type(error).__name__)
+            logger.error(f"{what} could not be read", row=name, cause=type(error).__name__)
         else:
             yield value
 
@@ -444,16 +446,18 @@ class Prepared:
         that is worth the fastest way that the database has: see ``Engine.insert_rows``."""
         self._text = sa.text(sql)
         self._inserts = inserts
-        self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
-        """By driver: the SQL, and the names of the values if the driver takes them by position."""
+        self._compiled: dict[str, str] = {}
+        """The SQL by driver; all of them take the values by name."""
 
     def run(self, connection: Connection, *rows: Mapping[str, object]) -> Any:
-        """Run it for each row of values, in the transaction of the connection.
+        """Run it for each row of values, of which there is at least one.
 
-        Returns the driver's cursor, from which the result for a single row can be fetched.
+        It runs in the transaction of the connection. Returns the driver's cursor, from which the
+        result for a single row can be fetched.
         """
-        engine = engine_of(connection)
-        cursor = connection.connection.cursor(**engine.cursor_options)
+        pooled = connection.connection
+        engine: Engine = pooled.info[Engine]
+        cursor = pooled.cursor(**engine.cursor_options)
         if (
             len(rows) > 1
             and self._inserts is not None
@@ -461,21 +465,17 @@ class Prepared:
         ):
             return cursor
         driver = connection.dialect.driver
-        if driver not in self._compiled:
-            made = self._text.compile(dialect=connection.dialect)
-            self._compiled[driver] = made.string, made.positiontup if made.positional else None
-        sql, order = self._compiled[driver]
-        values: list[Any] = [
-            row if order is None else [row[name] for name in order] for row in rows
-        ]
-        if len(values) == 1:
-            cursor.execute(sql, values[0])
-        elif values:
-            cursor.executemany(sql, values)
+        sql = self._compiled.get(driver)
+        if sql is None:
+            sql = self._compiled[driver] = self._text.compile(dialect=connection.dialect).string
+        if len(rows) == 1:
+            cursor.execute(sql, rows[0])
+        else:
+            cursor.executemany(sql, rows)
         return cursor
 
 
-Changes = Mapping[tuple[str | int, ...], tuple[float, ...]]
+Increments = Mapping[tuple[str | int, ...], tuple[float, ...]]
 """The amounts to add to the figures of a row, by the key of the row."""
 _DEFERRED = "deferred totals"
 
@@ -497,14 +497,14 @@ class Totals(Prepared):
             f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {added}"
         )
 
-    def add(self, connection: Connection, changes: Changes) -> None:
+    def add(self, connection: Connection, changes: Increments) -> None:
         """Add to figures at the end of the transaction."""
         mine = connection.info[_DEFERRED].setdefault(self, {})
         for key, change in changes.items():
             before = mine.get(key, (0,) * len(change))
             mine[key] = tuple(map(sum, zip(before, change, strict=True)))
 
-    def deferred(self, connection: Connection) -> Changes:
+    def deferred(self, connection: Connection) -> Increments:
         """Return the amounts that this transaction will add; no query sees them yet."""
         return connection.info.get(_DEFERRED, {}).get(self, {})
 
@@ -512,7 +512,7 @@ class Totals(Prepared):
 def run_group(connection: Connection, calls: Sequence[PendingWrite[Any]]) -> list[WriteResult]:
     """Run the functions of a group in the transaction of the connection, and add to the totals."""
     info = connection.info  # a connection that breaks meanwhile has none
-    deferred: dict[Totals, Changes] = {}
+    deferred: dict[Totals, Increments] = {}
     info[_DEFERRED] = deferred
     try:
         results = [
@@ -521,7 +521,9 @@ def run_group(connection: Connection, calls: Sequence[PendingWrite[Any]]) -> lis
         for totals in sorted(deferred, key=lambda one: one.table):
             changes = sorted(deferred[totals].items())
             rows = [(*key, *change) for key, change in changes if any(change)]
-            totals.run(connection, *(dict(zip(totals.columns, row, strict=True)) for row in rows))
+            values = [dict(zip(totals.columns, row, strict=True)) for row in rows]
+            if values:
+                totals.run(connection, *values)
     finally:
         del info[_DEFERRED]
     return results

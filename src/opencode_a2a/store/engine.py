@@ -50,7 +50,8 @@ class Replica(NamedTuple):
 
     name: str
     lease_seconds: float = 8.0
-    """Seconds without a commit after which other replicas may declare it gone."""
+    """Seconds without a commit after which other replicas may declare it gone, at the earliest: one
+    with a longer lease waits for that."""
     version: str = __version__
     mail_format: int = MAIL_FORMAT
 
@@ -211,8 +212,8 @@ class Engine(ABC):
     # Several processes on one database. The defaults are those of a process that is alone.
 
     patience: float | None = None
-    """Seconds after which a caller is told that the database is away; None if ``write`` never
-    takes much longer than it waits for a lock."""
+    """Seconds after which a caller is told that the database is unreachable; None if ``write``
+    never takes much longer than it waits for a lock."""
     lease = Lease()
     fenced: DatabaseError | None = None
     """Why this process may not write any more: it was declared gone, or its commits were lost."""

@@ -16,7 +16,7 @@ from opencode_a2a.store.schema import interrupts, owners, tasks
 class InterruptRow:
     request_id: str
     task_id: str
-    """Empty for work that was begun by method, without a task."""
+    """Empty for work of an extension method, which has no task."""
     context_id: str
     principal: str
     type: AskedType

@@ -5,10 +5,14 @@ time: all listeners are also told to look at each connect, and every few seconds
 be deaf without an error, for example behind a pooler. Therefore a process listens for its own
 beats, which it sends by another connection; while it does not hear them, it has the database
 looked at often.
+
+The connection holds a lock, which is free when it ends. By that other processes know at once that
+this one was killed (``Lease`` in ``clock``).
 """
 
 import asyncio
 import secrets
+from time import monotonic
 from typing import Protocol
 
 import psycopg
@@ -16,8 +20,9 @@ import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
-from opencode_a2a.store.driver import AsyncConnection
-from opencode_a2a.store.replicas import Census
+from opencode_a2a.clock import Lease
+from opencode_a2a.store.connections import AsyncConnection
+from opencode_a2a.store.replicas import LIFE_LOCK, Census
 
 logger = structlog.get_logger(__name__)
 
@@ -29,12 +34,18 @@ LOOK_SECONDS = 5.0
 DEAF_BEATS = 2
 """How many beats may pass before a connection that has not heard an own one counts as deaf."""
 RETRY_SECONDS = 1.0
+# Shared with an earlier connection of this process of which the server thinks that it still lasts.
+_LOCK = f"SELECT pg_advisory_lock_shared({LIFE_LOCK.format('%s')})".encode()
 
 
 class Notifications(Protocol):
     """What the listener needs of the database."""
 
     census: Census
+    lease: Lease
+
+    @property
+    def replica(self) -> int | None: ...
 
     def notify(self, text: str, /, *, alone: bool = False) -> None: ...
 
@@ -45,13 +56,12 @@ class Listener:
     def __init__(
         self,
         conninfo: str | None,
-        beat_seconds: float,
         poll_seconds: float,
         database: Notifications,
     ) -> None:
         """Without ``conninfo`` there is no connection to listen by, only looking."""
         self._conninfo = conninfo
-        self._beat_seconds = beat_seconds
+        self._beat_seconds = database.lease.seconds / 4
         self._poll_seconds = poll_seconds
         self._database = database
         self._beat = f"b,{secrets.token_hex(8)}"
@@ -106,10 +116,11 @@ class Listener:
                 if self._hears or not complained:
                     complained = True
                     logger.warning(
-                        "other processes are not heard; looking often instead",
+                        "LISTEN is not working; falling back to polling",
                         cause=(str(error).splitlines() or ["its own notifications do not come"])[0],
                     )
             self._hears, self._echo = False, None
+            self._database.lease.locked_since = None
             metrics.LISTEN_UP.set(0)
             self._changed.set()
             await asyncio.sleep(min(RETRY_SECONDS, self._beat_seconds))
@@ -119,6 +130,8 @@ class Listener:
         channel = await connection.execute(f"SELECT quote_ident({CHANNEL})")
         (name,) = await channel.fetchone() or ("",)
         await connection.execute(f"LISTEN {name}".encode())
+        await connection.execute(_LOCK, (str(self._database.replica),))
+        locked_since = monotonic()
         async with asyncio.timeout(None) as self._echo:
             self._database.dispatch("")
             self._send_beat()
@@ -134,5 +147,6 @@ class Listener:
                 self._echo.reschedule(None)
                 if not self._hears:
                     self._hears = True
+                    self._database.lease.locked_since = locked_since
                     metrics.LISTEN_UP.set(1)
                     self._changed.set()

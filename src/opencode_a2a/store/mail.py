@@ -1,8 +1,8 @@
 """Mail between replicas: calls to the owner of an OpenCode, and the replies.
 
-Functions of a connection, to be given to ``Database``; ``tasks.mailbox`` uses them. Only PostgreSQL
-has several replicas, so this is its SQL. A call may contain a secret; it is erased as soon as it
-was carried out.
+Functions of a connection, to be given to ``Database``; ``cluster.mailbox`` uses them. Only
+PostgreSQL has several replicas, so this is its SQL. A call may contain a secret; it is erased as
+soon as it was carried out.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from opencode_a2a.store.replicas import MAIL_FORMAT
 
 @dataclass(frozen=True, slots=True)
 class MailRow:
-    """A call that this replica has taken to carry it out."""
+    """A call that this replica has collected to carry it out."""
 
     no: int
     upstream: str
@@ -33,10 +33,10 @@ class SentRow:
 
     no: int
     reply: bytes | None
-    taken: bool
-    """Whether a live replica has taken it."""
+    collected: bool
+    """Whether a live replica has collected it."""
     broken: bool
-    """Whether the replica that took it is gone, and no other may carry it out again."""
+    """Whether the replica that collected it is gone, and no other may carry it out again."""
 
 
 _SEND = Prepared(
@@ -57,7 +57,7 @@ _COLLECT = Prepared(
     f" (SELECT m.no {_FREE} ORDER BY m.no FOR UPDATE OF m SKIP LOCKED)"
     " RETURNING no, upstream, kind, body"
 )
-_ANSWER = Prepared(
+_STORE_REPLY = Prepared(
     "UPDATE mail SET reply = :reply, body = '' WHERE no = :no AND taker = :me RETURNING no"
 )
 _RETURN = Prepared(
@@ -84,7 +84,7 @@ def send(
 ) -> int:
     """Send a call to the owner of an OpenCode; return the number of the mail.
 
-    With ``again``, a new owner may carry it out once more if the one that took it is gone.
+    With ``again``, a new owner may carry it out once more if the one that collected it is gone.
     """
     values = {"upstream": upstream, "sender": sender, "kind": kind, "body": body}
     no: int = _SEND.run(connection, {**values, "again": int(again)}).fetchone()[0]
@@ -96,7 +96,7 @@ def _values(me: int, upstreams: Sequence[str]) -> dict[str, object]:
 
 
 def waits(connection: Connection, me: int, upstreams: Sequence[str]) -> bool:
-    """Whether there is mail to take for the owner of some OpenCodes."""
+    """Whether there is mail to collect for the owner of some OpenCodes."""
     found = _WAITS.run(connection, _values(me, upstreams)).fetchone()
     return bool(found[0])
 
@@ -107,9 +107,9 @@ def collect(connection: Connection, me: int, upstreams: Sequence[str]) -> list[M
     return sorted((MailRow(*row) for row in found), key=lambda row: row.no)
 
 
-def answer(connection: Connection, no: int, me: int, reply: bytes) -> bool:
+def store_reply(connection: Connection, no: int, me: int, reply: bytes) -> bool:
     """Store a reply, and erase the call; False if nobody waits for it any more."""
-    found = _ANSWER.run(connection, {"no": no, "me": me, "reply": reply}).fetchone()
+    found = _STORE_REPLY.run(connection, {"no": no, "me": me, "reply": reply}).fetchone()
     return found is not None
 
 
@@ -125,7 +125,7 @@ def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
 
 
 def delete(connection: Connection, no: int) -> bool:
-    """Delete a mail whose sender no longer waits; return whether a replica had taken it."""
+    """Delete a mail whose sender no longer waits; return whether a replica had collected it."""
     found = _DELETE.run(connection, {"no": no}).fetchone()
     return found is not None and bool(found[0])
 

@@ -31,7 +31,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from opencode_a2a import metrics
 from opencode_a2a.clock import SHARED_CLOCK, Lease
 from opencode_a2a.databases import kind_of
-from opencode_a2a.store import driver, replicas, schema
+from opencode_a2a.store import connections, replicas, schema
 from opencode_a2a.store.database import Prepared, run_group
 from opencode_a2a.store.engine import (
     ABANDONED,
@@ -201,7 +201,7 @@ class Postgres(Engine):
             with self._begin(connection):
                 # A large database takes its time, and other processes that start wait for it.
                 run, session = connection.exec_driver_sql, _session(connection)
-                usual, session.limit = session.limit, MIGRATION_SECONDS + driver.SPARE_SECONDS
+                usual, session.limit = session.limit, MIGRATION_SECONDS + connections.SPARE_SECONDS
                 run(f"SET LOCAL statement_timeout = '{MIGRATION_SECONDS}s'")
                 run("SET LOCAL lock_timeout = '10min'")
                 run("SET LOCAL idle_in_transaction_session_timeout = 0")
@@ -248,9 +248,9 @@ class Postgres(Engine):
     def _hears(self, listening: str) -> bool:
         """Whether a notification reaches a connection that listens."""
         channel = f"opencode_a2a_{secrets.token_hex(8)}"  # which nobody else uses
-        with driver.BoundedConnection.connect(listening, autocommit=True) as listener:
+        with connections.BoundedConnection.connect(listening, autocommit=True) as listener:
             listener.execute(f"LISTEN {channel}".encode())
-            with driver.BoundedConnection.connect(self._conninfo, autocommit=True) as other:
+            with connections.BoundedConnection.connect(self._conninfo, autocommit=True) as other:
                 other.execute("SELECT pg_notify(%s, '')", (channel,))
             return any(listener.notifies(timeout=ECHO_SECONDS, stop_after=1))
 
@@ -267,7 +267,8 @@ class Postgres(Engine):
     def _register(self, connection: Connection) -> None:
         """Add the row of this process, and declare gone an earlier process of the same name.
 
-        That one cannot live any more: its address is ours.
+        After a restart that is the predecessor (HOSTNAME:PORT). If it still lives, as with a chosen
+        A2A_REPLICA_NAME or a recreated pod, its next commit is refused, and it ends.
         """
         mine = self._replica
         began = time.monotonic()
@@ -282,10 +283,11 @@ class Postgres(Engine):
                 (mine.name,),
             )
             new = (
-                "INSERT INTO replicas (name, version, format, key, claims, started, seen, commits)"
-                " VALUES (%s, %s, %s, %s, 1, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
+                "INSERT INTO replicas"
+                " (name, version, format, key, lease, claims, started, seen, commits) VALUES"
+                " (%s, %s, %s, %s, %s, 1, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
             )
-            row = mine.name, mine.version, mine.mail_format, self._key
+            row = mine.name, mine.version, mine.mail_format, self._key, mine.lease_seconds
             self.replica = run(new, row).scalar_one()
         self.lease.renew(began)
 
@@ -309,12 +311,12 @@ class Postgres(Engine):
 
     # Connections
 
-    def _connect(self) -> driver.BoundedConnection:
+    def _connect(self) -> connections.BoundedConnection:
         deadline = time.monotonic() + STARTING_SECONDS
         while True:
             try:
                 # A statement that is prepared in one connection of a pooler is unknown in the next.
-                connection = driver.BoundedConnection.connect(
+                connection = connections.BoundedConnection.connect(
                     self._conninfo, prepare_threshold=None if self._options.pooled else 5
                 )
                 if not self._options.pooled:  # else every transaction sets ours
@@ -368,7 +370,7 @@ class Postgres(Engine):
                     with self._begin(connection):
                         return fn(connection)
                 except self.failures as error:
-                    if isinstance(driver_error(error), driver.SilentServerError):
+                    if isinstance(driver_error(error), connections.SilentServerError):
                         # The others of the pool may hang too, and nobody should wait for each.
                         self._read_engine.dispose()
                         raise
@@ -463,8 +465,7 @@ class Postgres(Engine):
         logger.warning("notifications not sent", cause=why)
 
     async def listen(self, database: Notifications) -> None:
-        beat, poll = self.lease.beat_seconds, self._options.poll_seconds
-        await Listener(self._listening, beat, poll, database).run()
+        await Listener(self._listening, self._options.poll_seconds, database).run()
 
     def _fenced(self, connection: Connection) -> FencedError:
         row = connection.exec_driver_sql(_OWN_ROW, self._identity).one_or_none()
@@ -476,7 +477,7 @@ class Postgres(Engine):
             elif row is None:
                 why, remedy = "it no longer knows this process", "restart the service"
             else:
-                why = f"this replica was silent for {self.lease.seconds:g} s and counts as gone"
+                why = "this replica was silent for too long and counts as gone"
                 remedy = "restart it; if that happens often, raise A2A_REPLICA_LEASE_SECONDS"
         else:
             why = f"it has lost commits of this process (it has {row[0]} of {self._commits})"
@@ -486,7 +487,7 @@ class Postgres(Engine):
         return self.fenced
 
     def _took_effect(self, number: int) -> bool:
-        """Whether a commit took effect; waits for the database as long as it is away."""
+        """Whether a commit took effect; waits for the database as long as it is unreachable."""
         wait, longest = RESOLVE_SECONDS
         while True:
             try:
@@ -572,8 +573,8 @@ def _state(error: Exception) -> str | None:
     return raised.sqlstate if isinstance(raised, psycopg.Error) else None
 
 
-def _session(connection: Connection) -> driver.BoundedConnection:
-    return cast("driver.BoundedConnection", connection.connection.driver_connection)
+def _session(connection: Connection) -> connections.BoundedConnection:
+    return cast("connections.BoundedConnection", connection.connection.driver_connection)
 
 
 def _broken(connection: Connection) -> bool:

@@ -2,14 +2,17 @@
 
 A row of ``replicas`` is one life of a process; its number is never used again. A replica that was
 declared gone can commit nothing any more (``store.postgres``), so another may take what it owned.
-Only the owner of an OpenCode ("upstream") writes the logs of its tasks. Times are compared by the
-database's clock alone.
+Only the owner of an OpenCode ("upstream") writes the logs of its tasks.
+
+Whoever declares another gone goes by its own monotonic clock and the commits of the other, which
+it has seen not to change: clocks of machines, the database's included, may be set.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -23,16 +26,24 @@ from opencode_a2a.store import schema
 UNKNOWN = 0
 """The owner of an upstream that is new in the table; no replica has this number. It does not count
 as handed over: an earlier program may have left tasks there without storing all it had shown."""
-MAIL_FORMAT = 1
-"""The format of the calls that this program sends to other replicas (``tasks.mailbox``).
+MAIL_FORMAT = 2
+"""The format of the calls that this program sends to other replicas (``cluster.mailbox``).
 
 A program reads calls of its own format and of earlier ones, and sends none to a replica of an
 earlier one. A field that an earlier program may ignore does not need a new format; one that it must
 not ignore, a field that is gone, or a new kind of call does. The recorded calls in
 ``tests/support/mail`` say what each format looks like. 0 is a program from before formats.
 """
-Cleanly = bool
-"""Whether the last owner of an OpenCode handed it over, so that all that it showed is stored."""
+
+
+class LastOwner(StrEnum):
+    """What became of the owner that an OpenCode had before; the values are labels of a metric."""
+
+    NONE = "new"
+    HANDED_OVER = "handed over"
+    """It handed the OpenCode over, so that all that it showed is stored."""
+    GONE = "gone"
+    """It was declared gone: something that it showed may not be stored."""
 
 
 class ReplicaRow(NamedTuple):
@@ -47,6 +58,14 @@ class ReplicaRow(NamedTuple):
     """The names of the upstreams in its settings."""
     mail_format: int = MAIL_FORMAT
     """The format of the calls that it sends, and the latest that it reads."""
+    commits: int = 0
+    """How often it has committed."""
+    short_lease: float | None = None
+    """Seconds without a commit after which it may be declared gone if its lock is free; None if
+    it has not promised that, so that only its whole lease counts."""
+    lease: float | None = None
+    """Seconds without a commit after which it may be declared gone; None for a replica of an
+    earlier version."""
 
 
 class UpstreamRow(NamedTuple):
@@ -73,8 +92,8 @@ class UpstreamRow(NamedTuple):
 class Census:
     """The live replicas and the OpenCodes that they run or could run, as read at one moment.
 
-    ``Database.census`` is the latest one; ``tasks.ownership`` reads it. Whoever wants to know which
-    replicas there are and what they own asks that. With SQLite it is empty.
+    ``Database.census`` is the latest one; ``cluster.ownership`` reads it. Whoever wants to know
+    which replicas there are and what they own asks that. With SQLite it is empty.
     """
 
     me: int = 0
@@ -167,7 +186,7 @@ class Census:
 
 
 _LIVE = sa.text(
-    "SELECT no, name, version, lists, format,"
+    "SELECT no, name, version, lists, format, commits, short_lease, lease,"
     " extract(epoch FROM clock_timestamp() - seen)::float8 AS silent_seconds"
     " FROM replicas WHERE gone IS NULL ORDER BY no"
 )
@@ -201,13 +220,17 @@ _FORGET_GONE = sa.text(
     "DELETE FROM replicas WHERE gone < clock_timestamp() - interval '1 day'"
     " AND NOT EXISTS (SELECT 1 FROM upstreams WHERE owner = replicas.no)"
 )
+LIFE_LOCK = "hashtextextended(current_schema() || '/replica/' || {}, 0)"
+"""The key of the lock that a connection of a replica holds for as long as it lasts, in SQL."""
+_TRY_LIFE_LOCK = sa.text(f"SELECT pg_try_advisory_xact_lock({LIFE_LOCK.format(':no')})")
+_PROMISE = sa.text("UPDATE replicas SET short_lease = :seconds WHERE no = :me")
 # The row of a replica is locked while it is inside of a transaction. One that hangs there is not
 # waited for: all who tried would be held up for as long.
 _DECLARE_GONE = sa.text(
-    "UPDATE replicas SET gone = clock_timestamp() WHERE no IN (SELECT no FROM replicas"
-    " WHERE gone IS NULL AND no = ANY(:numbers)"
-    " AND seen < clock_timestamp() - make_interval(secs => :lease)"
-    " ORDER BY no FOR UPDATE SKIP LOCKED) RETURNING no"
+    "UPDATE replicas SET gone = clock_timestamp() WHERE no IN (SELECT r.no FROM replicas r"
+    " JOIN unnest(cast(:numbers AS bigint[]), cast(:commits AS bigint[])) AS silent (no, commits)"
+    " ON r.no = silent.no AND r.commits = silent.commits"
+    " WHERE r.gone IS NULL ORDER BY r.no FOR UPDATE OF r SKIP LOCKED) RETURNING no"
 )
 # The owner is looked at by a second statement, after the lock: if another replica becomes the owner
 # while the lock is waited for, PostgreSQL joins the new row with the replica of the old one.
@@ -260,6 +283,9 @@ def live(connection: Connection) -> list[ReplicaRow]:
             silent_seconds=row.silent_seconds,
             lists=frozenset(_names(row.lists)),
             mail_format=row.format,
+            commits=row.commits,
+            short_lease=row.short_lease,
+            lease=row.lease,
         )
         for row in connection.execute(_LIVE)
     ]
@@ -306,25 +332,46 @@ def enroll(connection: Connection, me: int, listed: Sequence[UpstreamRow]) -> No
         connection.execute(_ENROLL, {**values, "serves": serves})
 
 
-def declare_gone(connection: Connection, numbers: Collection[int], lease: float) -> list[int]:
-    """Declare replicas gone, unless they have committed something within the last lease.
+def promise(connection: Connection, me: int, seconds: float | None) -> None:
+    """Tell others to go by a short lease of this replica once its lock is free, or not to."""
+    connection.execute(_PROMISE, {"me": me, "seconds": seconds})
+
+
+def declare_gone(connection: Connection, silent: Mapping[int, int]) -> list[int]:
+    """Declare replicas gone that have committed as often as given here, and not since.
 
     They can write nothing any more. Return the numbers of those that were declared gone; one whose
     transaction is still open in the database is not among them.
     """
-    values = {"numbers": list(numbers), "lease": lease}
+    values = {"numbers": [*silent], "commits": [*silent.values()]}
     return list(connection.scalars(_DECLARE_GONE, values))
 
 
-def become_owner(connection: Connection, me: int, names: Collection[str]) -> dict[str, Cleanly]:
+def declare_gone_if_unlocked(
+    connection: Connection, me: int, silent: Mapping[int, int]
+) -> list[int]:
+    """Declare gone those of these replicas whose lock is also free.
+
+    None, if that of this replica looks free as well, which holds one: the server was restarted, or
+    it is another one, and the locks are not back yet.
+    """
+    if connection.scalar(_TRY_LIFE_LOCK, {"no": str(me)}):
+        return []
+    # Nobody can take the lock back before the end of this transaction.
+    unlocked = [no for no in silent if connection.scalar(_TRY_LIFE_LOCK, {"no": str(no)})]
+    return declare_gone(connection, {no: silent[no] for no in unlocked})
+
+
+def become_owner(connection: Connection, me: int, names: Collection[str]) -> dict[str, LastOwner]:
     """Become the owner of those of these OpenCodes that have no live owner.
 
-    Return those that this replica owns now.
+    Return those that this replica owns now, each with what became of its last owner.
     """
     locked = list(connection.scalars(_LOCK, {"names": list(names)}))
     free = connection.execute(_UNOWNED, {"names": locked}).all()
     connection.execute(_BECOME_OWNER, {"me": me, "names": [row.name for row in free]})
-    return {row.name: row.owner is None for row in free}
+    known = {None: LastOwner.HANDED_OVER, UNKNOWN: LastOwner.NONE}
+    return {row.name: known.get(row.owner, LastOwner.GONE) for row in free}
 
 
 def lock_unowned(connection: Connection, name: str) -> bool:
@@ -347,13 +394,13 @@ def hand_over_listed(connection: Connection, me: int, names: Collection[str]) ->
     hand_over(connection, me, listed.intersection(names))
 
 
-def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]) -> None:
+def publish(connection: Connection, me: int, published: Mapping[str, tuple[str, int]]) -> None:
     """Write the state and the number of open tasks of OpenCodes that this replica owns."""
-    for name, (state, tasks) in sorted(seen.items()):
+    for name, (state, tasks) in sorted(published.items()):
         connection.execute(_PUBLISH, {"me": me, "name": name, "state": state, "tasks": tasks})
 
 
-def take_abandoned(connection: Connection, me: int, names: Collection[str]) -> dict[str, Cleanly]:
+def take_abandoned(connection: Connection, me: int, names: Collection[str]) -> dict[str, LastOwner]:
     """Become the owner of OpenCodes that nobody lists, to end their tasks."""
     taken = become_owner(connection, me, names)
     connection.execute(_MARK_ABANDONED, {"names": list(taken)})

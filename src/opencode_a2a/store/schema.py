@@ -48,7 +48,7 @@ def _create_index(made: CreateIndex, compiler: DDLCompiler, **options: Any) -> s
 
 
 OPEN_STATES = ("submitted", "working", "input_required", "auth_required")
-"""The states of tasks that have not ended; ``tasks.state`` knows what they mean."""
+"""The states of tasks that have not ended; ``log.state`` knows what they mean."""
 OPEN = f"state IN ({', '.join(map(repr, OPEN_STATES))})"
 """The condition of ``tasks_open``. A query has to contain it word for word to use that index."""
 
@@ -200,7 +200,6 @@ LOOK = 2**62
 DUE = "state = 'active' AND acked < changed"
 """The condition of ``webhooks_due``. A query has to contain it word for word to use that index."""
 
-# A webhook is a reader of a task's log whose place is stored; see ``store.webhooks``.
 subscriptions = sa.Table(
     "subscriptions",
     metadata,
@@ -213,6 +212,7 @@ subscriptions = sa.Table(
 )
 """Browsers to which messages for a principal are pushed."""
 
+# A webhook is a reader of a task's log whose position is stored; see ``store.webhooks``.
 webhooks = sa.Table(
     "webhooks",
     metadata,
@@ -274,6 +274,12 @@ replicas = sa.Table(
         server_default="0",
         comment="0: it serves the webhooks of its tasks without claiming them",
     ),
+    sa.Column(
+        "short_lease",
+        sa.Double,
+        comment="seconds without a commit after which it is gone, if its lock is free",
+    ),
+    sa.Column("lease", sa.Double, comment="seconds without a commit after which it is gone"),
     sqlite_autoincrement=True,
 )
 
@@ -468,6 +474,10 @@ STEPS: tuple[tuple[str, ...], ...] = (
         " created_at BIGINT NOT NULL)",
         "CREATE INDEX subscriptions_by_principal ON subscriptions (principal)",
     ),
+    # a replica that was killed is known by the lock of its connection
+    ("ALTER TABLE replicas ADD COLUMN short_lease DOUBLE PRECISION",),
+    # each replica is judged by its own lease; earlier programs do not state theirs
+    ("ALTER TABLE replicas ADD COLUMN lease DOUBLE PRECISION",),
 )
 """The statements that lead from each version of the schema to the next.
 
@@ -480,9 +490,9 @@ They are written for SQLite; ``Engine.spelling`` says what another database says
 OLDEST = 5
 """The oldest version of the schema whose program can use the newest schema.
 
-Steps only add, or drop an index that no query needs, so that programs of the version before can go
-on while others are upgraded. A step that changes something which a program
-relies on has to raise this to its own number.
+Steps only add, or drop an index that no query needs, so that programs of the version before can
+keep running while others are upgraded. A step that changes something which a program relies on has
+to raise this to its own number.
 """
 
 

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,9 +80,10 @@ class Sqlite(Engine):
         self._connection: Connection | None = None
         self._erasing = False
         """Whether the write-ahead log may hold what was to be erased."""
-        self._engine = sa.create_engine(self._url, poolclass=NullPool)
+        # With values by name, ``Prepared`` passes them on as they are.
+        self._engine = sa.create_engine(self._url, poolclass=NullPool, paramstyle="named")
         self._read_engine = sa.create_engine(
-            self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
+            self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0, paramstyle="named"
         )
         self.mark_connections(self._engine, self._read_engine)
         for engine in (self._engine, self._read_engine):
@@ -109,9 +111,6 @@ class Sqlite(Engine):
             self._connection = self._connection or self._engine.connect()
             with self._connection.begin():
                 results = run_group(self._connection, calls)
-            if self._erasing:
-                self._empty_log(self._connection)
-            return results
         except FileMovedError as error:
             return [WriteResult(call, None, error) for call in calls]
         except Exception as error:  # a call may raise anything, which is for its caller
@@ -128,8 +127,11 @@ class Sqlite(Engine):
             # the other.
             if len(calls) == 1 or locked:
                 return [WriteResult(call, None, error) for call in calls]
-        # One of them is the cause, and must not harm the others.
-        return [result for call in calls for result in self.write([call])]
+            # One of them is the cause, and must not harm the others.
+            return [result for call in calls for result in self.write([call])]
+        if self._erasing:
+            self._empty_log(self._connection)
+        return results
 
     def read(self, fn: Callable[[Connection], T]) -> T:
         self._check_path()
@@ -141,10 +143,14 @@ class Sqlite(Engine):
         self._erasing = True
 
     def _empty_log(self, connection: Connection) -> None:
-        """Empty the write-ahead log; if somebody reads just now, after the next write."""
-        _run(connection, f"PRAGMA secure_delete={SECURE_DELETE}")
-        busy, *_ = _run(connection, "PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self._erasing = bool(busy)
+        """Empty the write-ahead log; if that cannot be done just now, after the next write.
+
+        What was written before is committed: nothing here makes that a failure.
+        """
+        with suppress(sqlite3.Error):
+            _run(connection, f"PRAGMA secure_delete={SECURE_DELETE}")
+            busy, *_ = _run(connection, "PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._erasing = bool(busy)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -9,7 +9,7 @@ from opencode_a2a.store.schema import subscriptions
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class SubscriptionRow:
     """A subscription of a browser. Its keys are neither shown nor logged."""
 
     endpoint: str
@@ -19,13 +19,13 @@ class Subscription:
     created_at: int
 
     def __repr__(self) -> str:
-        return f"Subscription({self.principal})"
+        return f"SubscriptionRow({self.principal})"
 
 
-_COLUMNS = [subscriptions.c[field.name] for field in fields(Subscription)]
+_COLUMNS = [subscriptions.c[field.name] for field in fields(SubscriptionRow)]
 
 
-def put(connection: Connection, row: Subscription, most: int) -> bool:
+def put(connection: Connection, row: SubscriptionRow, most: int) -> bool:
     """Store a subscription in place of an earlier one of the same browser.
 
     False if the principal has too many.
@@ -37,10 +37,10 @@ def put(connection: Connection, row: Subscription, most: int) -> bool:
     return True
 
 
-def of_principal(connection: Connection, principal: str) -> list[Subscription]:
+def of_principal(connection: Connection, principal: str) -> list[SubscriptionRow]:
     query = sa.select(*_COLUMNS).where(subscriptions.c.principal == principal)
     found = connection.execute(query.order_by(subscriptions.c.created_at))
-    return [Subscription(*row) for row in found]
+    return [SubscriptionRow(*row) for row in found]
 
 
 def delete(connection: Connection, principal: str, endpoint: str) -> None:

@@ -1,6 +1,6 @@
 """Queries of tasks, their messages and logs, and of the sessions and workspaces of their contexts.
 
-Columns of bytes hold encoded values, which only ``tasks.state`` can read.
+Columns of bytes hold encoded values, which only ``log.state`` can read.
 """
 
 import hashlib
@@ -234,7 +234,8 @@ def append(
         changes[one.principal, one.before] -= 1
         changes[one.principal, one.state] += 1
     for statement, values in statements.items():
-        statement.run(connection, *values)
+        if values:
+            statement.run(connection, *values)
     _TALLIES.add(connection, {key: (change,) for key, change in changes.items() if change})
 
 
@@ -512,18 +513,29 @@ def owner_of_session(connection: Connection, session_id: SessionId, now: int) ->
     return Principal(row[0])
 
 
+ASKED_AT_ONCE = 256
+"""Of how many sessions the owners are asked for with one statement; a power of two."""
+
+
 def sessions_of_others(
     connection: Connection, principal: Principal, session_ids: Sequence[SessionId], now: int
 ) -> set[SessionId]:
     """Return those of the sessions that somebody else owns or claims."""
-    rows = connection.execute(
-        sa.select(owners.c.session_id).where(
-            owners.c.session_id.in_(session_ids),
-            owners.c.principal != principal,
-            sa.or_(owners.c.claimed_until.is_(None), owners.c.claimed_until > now),
+    found: set[SessionId] = set()
+    for start in range(0, len(session_ids), ASKED_AT_ONCE):
+        asked = list(session_ids[start : start + ASKED_AT_ONCE])
+        # A driver keeps the statement of each length, at 200 bytes for each id in it: the last id
+        # is repeated, so that there are few lengths.
+        asked += asked[-1:] * ((1 << (len(asked) - 1).bit_length()) - len(asked))
+        rows = connection.execute(
+            sa.select(owners.c.session_id).where(
+                owners.c.session_id.in_(asked),
+                owners.c.principal != principal,
+                sa.or_(owners.c.claimed_until.is_(None), owners.c.claimed_until > now),
+            )
         )
-    )
-    return {SessionId(row.session_id) for row in rows}
+        found.update(SessionId(row.session_id) for row in rows)
+    return found
 
 
 def claim_sessions(
@@ -566,7 +578,7 @@ def forget_session(connection: Connection, session_id: SessionId) -> None:
 
 
 def upstream_of_place(connection: Connection, name: str) -> str | None:
-    """Return the OpenCode in which a workspace or worktree was made by method."""
+    """Return the OpenCode in which a workspace or worktree was made."""
     key = index_key(connection, name)
     return connection.scalar(sa.select(places.c.upstream).where(places.c.name == key))
 

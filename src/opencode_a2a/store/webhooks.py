@@ -16,13 +16,14 @@ from typing import Literal, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.store.database import Prepared, engine_of
 from opencode_a2a.store.schema import DUE, LOOK, tasks, webhooks
 
 HookState = Literal["active", "done", "failed"]
 NOTICE = "notice"
-"""The version of a row that no caller has set: a place where the deployment tells a person of the
-task. Its URL has the name of that place for a host."""
+"""The version of a row that no caller has set: a target by which the deployment tells a person of
+the task. Its URL has the name of that target for a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Backlog(NamedTuple):
 
 
 ALONE = 0
-"""Whose claims those of a process are that has the database for itself."""
+"""The number that marks the claims of a process that has the database to itself."""
 _SET = webhooks.c.version != NOTICE
 _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
 _ROW = ", ".join(field.name for field in fields(HookRow))
@@ -113,7 +114,8 @@ _UPDATE = Prepared(
     "UPDATE webhooks SET acked = :acked, state = :state, attempts = :attempts,"
     " failing_since = :failing_since, next_at = :next_at, last_outcome = :last_outcome,"
     " credentials = :credentials, token = :token, claimed_by = :claimed_by"
-    " WHERE no = :no AND claimed_by = :me AND acked = :before RETURNING no"
+    " WHERE no = :no AND claimed_by = :me AND acked = :acked_before"
+    " AND (:acked > acked OR :state = 'done' OR coalesce(next_at, 0) = :next_before) RETURNING no"
 )
 _POSTPONE = Prepared(
     "UPDATE webhooks SET next_at = :next_at, last_outcome = :outcome"
@@ -121,7 +123,10 @@ _POSTPONE = Prepared(
 )
 _RELEASE = Prepared("UPDATE webhooks SET claimed_by = NULL WHERE no = :no AND claimed_by = :me")
 _RELEASE_ALL = Prepared(
-    "UPDATE webhooks SET claimed_by = NULL, next_at = NULL WHERE claimed_by IS NOT NULL"
+    "UPDATE webhooks SET claimed_by = NULL, next_at = NULL WHERE claimed_by = :me"
+)
+_RETRIED = Prepared(
+    "SELECT no FROM webhooks WHERE claimed_by = :me AND state = 'active' AND failing_since IS NULL"
 )
 
 
@@ -185,7 +190,7 @@ def page(
 def delete(connection: Connection, task_no: int, config_id: str) -> Replaced | None:
     where = _named(task_no, config_id)
     query = sa.select(webhooks.c.no, webhooks.c.claimed_by).where(*where)
-    found = connection.execute(query).one_or_none()
+    found = connection.execute(query.with_for_update()).one_or_none()  # a claim waits, or is seen
     if found is None:
         return None
     engine_of(connection).erase(connection)
@@ -195,7 +200,8 @@ def delete(connection: Connection, task_no: int, config_id: str) -> Replaced | N
 
 def try_again(connection: Connection, no: int) -> int | None:
     """Make a webhook due, as if it had not failed yet; return whose claim it is."""
-    fresh = {"state": "active", "attempts": 0, "failing_since": None, "next_at": None}
+    # The time tells ``update`` that this was asked for.
+    fresh = {"state": "active", "attempts": 0, "failing_since": None, "next_at": now_ms()}
     undone = webhooks.update().where(webhooks.c.no == no, webhooks.c.state != "done")
     # ``look_again`` leaves out what has failed.
     changed = sa.case((webhooks.c.state == "failed", LOOK), else_=webhooks.c.changed)
@@ -266,16 +272,23 @@ def looked(connection: Connection, me: int | None, changes: Mapping[int, int]) -
 
 
 def update(
-    connection: Connection, me: int | None, row: HookRow, before: int, *, keep: bool = False
+    connection: Connection, me: int | None, row: HookRow, before: HookRow, *, keep: bool = False
 ) -> bool:
     """Store how far a webhook has come, and end the claim, unless it is to be kept.
 
-    False if it is no longer there, or is no longer where it was ``before``.
+    False if it is no longer there, or is no longer where it was ``before``. So is a failure of a
+    webhook that is to be tried again at once, which was asked for meanwhile.
     """
     if row.state == "done":  # its secrets are no longer needed
         engine_of(connection).erase(connection)
     mine = me or ALONE
-    values = {**asdict(row), "me": mine, "before": before, "claimed_by": mine if keep else None}
+    values = {
+        **asdict(row),
+        "me": mine,
+        "acked_before": before.acked,
+        "next_before": before.next_at or 0,
+        "claimed_by": mine if keep else None,
+    }
     return _UPDATE.run(connection, values).fetchone() is not None
 
 
@@ -292,9 +305,17 @@ def release(connection: Connection, me: int | None, no: int) -> None:
     _RELEASE.run(connection, {"me": me or ALONE, "no": no})
 
 
-def release_all(connection: Connection) -> None:
-    """End all claims: those of an earlier run of a process that has the database for itself."""
-    _RELEASE_ALL.run(connection, {})
+def release_all(connection: Connection, me: int | None) -> None:
+    """End all claims of this process, or of its earlier run if it has the database to itself.
+
+    What was held back is due at once, as if the process had died.
+    """
+    _RELEASE_ALL.run(connection, {"me": me or ALONE})
+
+
+def retried(connection: Connection, me: int | None) -> set[int]:
+    """Return those claimed by this process of which no failure is stored (``try_again``)."""
+    return {no for (no,) in _RETRIED.run(connection, {"me": me or ALONE}).fetchall()}
 
 
 def _named(task_no: int, config_id: str) -> tuple[sa.ColumnElement[bool], ...]:

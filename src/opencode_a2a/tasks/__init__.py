@@ -1,1 +1,1 @@
-"""The life of a task: admit, run, log, fan out, recover. Knows neither A2A nor OpenCode."""
+"""The life of a task: admit, run, cancel, recover. Knows neither A2A nor OpenCode."""

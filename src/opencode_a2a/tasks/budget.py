@@ -11,16 +11,16 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
+from opencode_a2a.cluster.fleet import Fleet
 from opencode_a2a.errors import BudgetExhaustedError
 from opencode_a2a.ids import Principal
+from opencode_a2a.log.state import State
 from opencode_a2a.rights import Budget
 from opencode_a2a.store import callers
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.callers import DAY_MS, Spent
 from opencode_a2a.store.database import Database
-from opencode_a2a.tasks.state import State
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.turns.fleet import Fleet
 
 RUNNING = (State.SUBMITTED, State.WORKING)
 RUNNING_RETRY_SECONDS = 5

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
+from opencode_a2a.cluster.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
@@ -37,21 +38,22 @@ from opencode_a2a.events import (
     Resumed,
 )
 from opencode_a2a.ids import Owner, Principal, TaskId
-from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, TurnRequest
+from opencode_a2a.log.log import LogWriter, ReadableLog, TaskLog
+from opencode_a2a.log.remote import RemoteLogs
+from opencode_a2a.log.state import State, Status
+from opencode_a2a.log.stored import load_task
+from opencode_a2a.messages import NO_ROUTING, Added, Answered, Message, TurnRequest
 from opencode_a2a.rights import FULL, NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
-from opencode_a2a.tasks.remote import RemoteLogs
-from opencode_a2a.tasks.state import State, Status
 from opencode_a2a.telemetry import current_trace
 from opencode_a2a.turns.answers import Answer
-from opencode_a2a.turns.fleet import Fleet, Here, Member, MovedError, There
-from opencode_a2a.turns.interrupts import CLOCK, record_settled, record_void
+from opencode_a2a.turns.interrupt_state import CLOCK
 from opencode_a2a.turns.job import LoggedTurn
+from opencode_a2a.turns.shared_interrupts import audit_settled, audit_void
 from opencode_a2a.turns.turn import INTERNAL, Turn
 
 logger = structlog.get_logger(__name__)
@@ -100,7 +102,7 @@ class OpenTask:
         self.log = log
         self.member = member
         """The OpenCode that runs its turns."""
-        self.routing = ANYWHERE
+        self.routing = NO_ROUTING
         """Where the latest turn was to run."""
         self.rights = FULL
         """The rights of the latest turn, as its credential and its caller limit them."""
@@ -150,7 +152,7 @@ class OpenTask:
                 return
         if turn.recovered and turn.canceled:
             # An earlier process was to stop it. OpenCode may be starting, too.
-            seconds = self._shared.interrupts.settings.cancel_abort_timeout_seconds
+            seconds = self._shared.settings.interrupts.cancel_abort_timeout_seconds
             await wait(self._shared.feed.up, seconds)
         # That of the task, whoever's request or restart this context was copied from.
         trace, ids = self.log.trace, dict[str, str | None]()
@@ -190,7 +192,7 @@ class OpenTask:
         self._expiry = asyncio.create_task(expire(), name=f"expiry of {self.log.ref.id}")
         self._on_change(self)
 
-    async def resume(
+    async def begin_next_turn(
         self,
         message: Message,
         request: TurnRequest,
@@ -229,7 +231,7 @@ class OpenTask:
             self._on_change(self)
             for event in events:
                 if isinstance(event, Resumed) and plan is not None:
-                    record_settled(self._owner, plan, event)
+                    audit_settled(self._owner, plan, event)
             return True
 
         storing = asyncio.ensure_future(store())
@@ -277,7 +279,7 @@ class OpenTask:
         await self._turn.interrupts.answer(request_ids, answer, in_same_commit)
 
     async def repeat(self, message: Message) -> None:
-        """Make sure that OpenCode gets the answer in a message that was taken before."""
+        """Make sure that OpenCode gets the answer in a message that was accepted before."""
         if self._turn is not None:
             await self._turn.interrupts.repeat(message)
 
@@ -296,7 +298,7 @@ class OpenTask:
         """Have the task canceled: its log says when it has ended."""
         turn = self._turn
         if turn is not None and not turn.canceled and not self.log.state.status.between_turns:
-            # Stored before OpenCode is told to stop: whoever takes the task up after a crash would
+            # Stored before OpenCode is told to stop: whoever recovers the task after a crash would
             # take the stopped turn for a failed one. The empty write is what makes it wait.
             if self._canceling is None or self._canceling.done():
                 storing = self.log.append([CANCELING], lambda _: None)
@@ -339,10 +341,10 @@ class OpenTask:
         stored = await self.log.append(events, write)
         self._on_change(self)
         if stored:
-            record_void(self._owner, left)
+            audit_void(self._owner, left)
             if plan is not None and end.failure is not UPSTREAM_LOST:
                 settled = Resumed(plan.request_id, plan.type, how, by)
-                record_settled(self._owner, plan, settled)
+                audit_settled(self._owner, plan, settled)
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         return stored
@@ -418,10 +420,10 @@ class OpenTasks:
         """Return the log of any task, and where the task runs; None if it has ended."""
         task = self.of(principal, task_id)
         if task is not None:
-            return task.log, None if task.ended else self._fleet.place(task.member.name)
+            return task.log, None if task.ended else self._fleet.where(task.member.name)
         row = await self.row(principal, task_id)
         ended = State(row.state).terminal
-        return await self.log_of(row), None if ended else self._fleet.place(row.upstream)
+        return await self.log_of(row), None if ended else self._fleet.where(row.upstream)
 
     async def log_of(self, row: TaskRow) -> ReadableLog:
         """Return the log of a task whose row was read."""
@@ -452,12 +454,12 @@ class OpenTasks:
     def admission(
         self, principal: Principal, member: Member, limits: LimitSettings
     ) -> Generator[tuple[int, int]]:
-        """Reserve a place while a task is stored.
+        """Count a task as open while it is stored.
 
         Yield the open tasks before it: the caller's count and the total.
 
-        Other admissions count it meanwhile. The place is given back after ``adopt`` has counted
-        the task, before anything else can run.
+        Other admissions count it meanwhile. That ends after ``add`` has counted the task,
+        before anything else can run.
         """
         own, total = self._counts[principal], self._counts.total()
         # A message that is about to be refused must not have another one refused.
@@ -470,7 +472,7 @@ class OpenTasks:
             self._counts[principal] -= held
             self._fleet.tasks[member.name] -= 1
 
-    def adopt(self, log: TaskLog, member: Member) -> OpenTask:
+    def add(self, log: TaskLog, member: Member) -> OpenTask:
         """Take charge of an open task."""
         task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
         if (remote := self._remote_logs.logs.get(log.no)) is not None:
@@ -502,7 +504,7 @@ class OpenTasks:
             task.stop_turn()
 
     def lose(self, member: Member) -> None:
-        """Fail the tasks of an OpenCode that is lost; their contexts go on in another one."""
+        """Fail the tasks of an OpenCode that is lost; their contexts continue in another one."""
         for task in self._tasks.values():
             if task.member is member and not task.losing:
                 task.lose()
@@ -515,16 +517,18 @@ class OpenTasks:
             self._remove(task)
             if not task.ended:
                 metrics.TASKS.labels(task.log.state.status.state).dec()
-            task.log.close(MovedError(member.name))
 
     async def close(self) -> None:
         """Store all tasks, and leave them open for the next start."""
         await self._detach(self.all())
 
     async def _detach(self, tasks: Sequence[OpenTask]) -> None:
+        """Stop following tasks, store them, and let nothing more be appended to their logs."""
         losing = [task.losing for task in tasks if task.losing is not None]
         await asyncio.gather(*(task.detach() for task in tasks), *losing)
         await self._writer.commit()
+        for task in tasks:
+            task.log.close(MovedError(task.member.name))
 
     # Readers
 
@@ -547,9 +551,9 @@ class OpenTasks:
             newest = max(one.number or 0 for one in status.pending)
             self._database.notify(f"t,{newest},{task_id}")
 
-    def seen_elsewhere(self, principal: Principal) -> dict[TaskId, int]:
-        """Return what readers here have seen of the requests of tasks that other replicas run."""
-        return self._remote_logs.seen(principal)
+    def answerable_of_remote_tasks(self, principal: Principal) -> dict[TaskId, int]:
+        """Return, for tasks that other replicas run, what ``RemoteLogs.answerable`` says."""
+        return self._remote_logs.answerable(principal)
 
     def end_reading(self) -> None:
         """End the streams of all tasks: other replicas may know more."""

@@ -1,12 +1,13 @@
-"""Take up or end the open tasks of a process that is gone; delete old tasks and logs.
+"""Recover or end the open tasks of a process that is gone; delete old tasks and logs.
 
-``tasks.ownership`` calls ``recover`` when this process starts, and when it takes an OpenCode over
-from another replica; ``docs/architecture.md`` follows a restart step by step.
+``cluster.ownership`` decides which OpenCodes this process runs, and calls ``Recovery`` when it
+begins to run one, at the start or when it takes one over from another replica.
+``docs/architecture.md`` follows a restart step by step.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.cluster.fleet import Fleet, Member
 from opencode_a2a.errors import ServiceError, StoreUnavailableError
 from opencode_a2a.events import (
     Emitted,
@@ -27,16 +29,8 @@ from opencode_a2a.events import (
     Resumed,
 )
 from opencode_a2a.ids import MessageId, Owner, SessionId
-from opencode_a2a.messages import ANYWHERE, Added, Answered
-from opencode_a2a.store import callers, interrupts, replicas, webhooks
-from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, engine_of
-from opencode_a2a.store.interrupts import InterruptRow
-from opencode_a2a.store.replicas import Cleanly
-from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
-from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, load_task, ref_of, status_change
-from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
-from opencode_a2a.tasks.state import (
+from opencode_a2a.log.log import LogWriter, TaskLog, status_change
+from opencode_a2a.log.state import (
     TERMINAL,
     Accepted,
     Recovered,
@@ -46,12 +40,21 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_request,
 )
+from opencode_a2a.log.stored import Replay, load_task, ref_of
+from opencode_a2a.messages import NO_ROUTING, Added, Answered
+from opencode_a2a.store import callers, interrupts, replicas, webhooks
+from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.database import Database, engine_of
+from opencode_a2a.store.interrupts import InterruptRow
+from opencode_a2a.store.replicas import LastOwner
+from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
+from opencode_a2a.tasks.open import CANCELING, UPSTREAM_LOST, OpenTasks
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.attempt import AGAIN_SECONDS
-from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import SharedInterrupts, record_void, unlogged
+from opencode_a2a.turns.interrupt_state import unlogged
 from opencode_a2a.turns.job import LoggedTurn
 from opencode_a2a.turns.sessions import TurnLock
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts, audit_void
 from opencode_a2a.turns.snapshot import PAGE, messages_since
 
 logger = structlog.get_logger(__name__)
@@ -59,21 +62,22 @@ logger = structlog.get_logger(__name__)
 IsOurs = Callable[[MessageId], bool]
 """Whether a prompt was given to OpenCode by this service."""
 
+RETRY_SECONDS = 0.5
 LOG_SECONDS = 3600
 """How long the log of an ended task is kept; its result stays."""
 SWEEP_SECONDS = 600
 SWEEP_TASKS = 500
 
 RESTARTED = "The service was restarted; the task goes on."
-LOST = Failure(
+REQUEST_LOST = Failure(
     FailureType.REQUEST_LOST,
     "The service was restarted and no longer knows the request. Send it again.",
 )
 UNOWNED = "No replica of the service runs the task any more."
 UNSTOPPED_SECONDS = 86_400
-"""How long the turn of a task that was canceled without an owner is worth stopping."""
+"""After this long, do not abort the turn of a task that was canceled while it had no owner."""
 UNKNOWN_AFTER_SECONDS = 2.0
-"""When turns without a task are looked for: the tasks that are taken up come first."""
+"""When turns without a task are looked for: the tasks that are recovered come first."""
 UNKNOWN_SECONDS = 60.0
 """How long the search for turns without a task may take."""
 UNSTOPPED = Finished(
@@ -87,73 +91,123 @@ UNSTOPPED = Finished(
 """The end of a task that is canceled while it has no owner."""
 
 
-async def recover(
-    database: Database,
-    writer: LogWriter,
-    tasks: OpenTasks,
-    fleet: Fleet,
-    taken: Mapping[str, Cleanly],
-    *,
-    all_tasks: bool,
-) -> int:
-    """Take up the tasks that were open when the process that ran them ended; return how many.
+class Recovery:
+    """Continues or ends what runs in an OpenCode when that gets another owner."""
 
-    They are the tasks of the OpenCodes that this process has ``taken``. A single process takes up
-    ``all_tasks``, and so ends those whose OpenCode is no longer in its settings.
-    """
-    rows = await database.read_much(task_rows.load_open, None if all_tasks else taken)
-    running = {task.log.no for task in tasks.all()}
-    for row in rows:
-        if row.no in running:  # taken up by an earlier try, which the database cut short
-            continue
-        # A task whose OpenCode is not in the settings is counted with the first until it is ended.
-        member = fleet.members.get(row.upstream)
-        try:
-            state, unlogged_events, logged_turn = await _replay(
-                database, row, fleet.first.turns.interrupts
-            )
-            request = load_request(row.request) if row.request is not None else None
-        except StoreUnavailableError:
-            raise
-        except Exception:  # one task that cannot be read must not end the service
-            logger.exception("a task cannot be read", task_id=row.id)
-            log = TaskLog(row.no, await _after_unreadable(database, row), writer, database)
-            task = tasks.adopt(log, member or fleet.first)
-            await task.log.append([Recovered(RESTARTED)])
-            await task.end(Finished(Outcome.FAILED, failure=LOST))
-            continue
-        log = TaskLog(row.no, state, writer, database)
-        log.seen.recover()
-        task = tasks.adopt(log, member or fleet.first)
-        # Unless they were handed over, entries that were shown may be lost, and their numbers are
-        # given to others: a reader that has such a number is given the task anew.
-        new_epoch = [] if taken.get(row.upstream) else [Recovered(RESTARTED)]
+    def __init__(
+        self,
+        database: Database,
+        writer: LogWriter,
+        fleet: Fleet,
+        tasks: OpenTasks,
+        is_ours: IsOurs,
+    ) -> None:
+        self._database = database
+        self._writer = writer
+        self._fleet = fleet
+        self._tasks = tasks
+        self._is_ours = is_ours
 
-        # A restart: its OpenCode is no longer in the settings. A take-over: no replica lists it.
-        if member is None:
-            await task.log.append(new_epoch)
-            await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
-            continue
+    async def recover(self, taken: Mapping[str, LastOwner], members: Collection[Member]) -> int:
+        """Recover tasks, their webhooks, and errands; return how many tasks there were."""
+        # A single process also ends the tasks of OpenCodes that are no longer in its settings.
+        all_tasks = self._database.replica is None
+        while True:
+            try:
+                tasks = await self._recover_tasks(taken, all_tasks=all_tasks)
+                # As an earlier version of this program does not note what is due.
+                await self._database.write(webhooks.look_again, None if all_tasks else taken)
+                self._database.dispatch("w")
+                await self._fleet.recover_errands(members)
+                await self._writer.commit()
+                return tasks
+            except StoreUnavailableError:  # what was recovered before that is not recovered again
+                await asyncio.sleep(RETRY_SECONDS)
 
-        # It waits for a sign-in or for the approval of a plan: no turn was running.
-        if state.status.between_turns:
-            if request is not None:
-                task.routing, task.rights = request.routing, request.rights
-            task.wait_for_message()
-            continue
+    async def _recover_tasks(self, taken: Mapping[str, LastOwner], *, all_tasks: bool) -> int:
+        """Recover the tasks that were open when the process that ran them ended; return how many.
 
-        storing = asyncio.ensure_future(task.log.append([*new_epoch, *unlogged_events]))
-        if request is None:
-            await storing
-            await task.end(Finished(Outcome.FAILED, failure=LOST))
-        else:
-            # Before anything is awaited: a cancel that comes meanwhile has to find the turn.
-            task.start(request, logged_turn, after=storing)
-            await asyncio.shield(storing)
-    return len(rows)
+        They are the tasks of the OpenCodes that this process has ``taken``. A single process
+        recovers ``all_tasks``, and so ends those whose OpenCode is no longer in its settings.
+        """
+        database, writer, tasks, fleet = self._database, self._writer, self._tasks, self._fleet
+        rows = await database.read_much(task_rows.load_open, None if all_tasks else taken)
+        running = {task.log.no for task in tasks.all()}
+        for row in rows:
+            if row.no in running:  # recovered by an earlier try, which the database cut short
+                continue
+            member = fleet.members.get(row.upstream)
+            try:
+                # The table of interrupts is the same for all members.
+                state, unlogged_events, logged_turn = await _read_logged_turn(
+                    database, row, fleet.first.turns.interrupts
+                )
+                request = load_request(row.request) if row.request is not None else None
+            except StoreUnavailableError:
+                raise
+            except Exception:  # one task that cannot be read must not end the service
+                logger.exception("task could not be read", task_id=row.id)
+                log = TaskLog(row.no, await _after_unreadable(database, row), writer, database)
+                task = tasks.add(log, member or fleet.first)
+                await task.log.append([Recovered(RESTARTED)])
+                await task.end(Finished(Outcome.FAILED, failure=REQUEST_LOST))
+                continue
+            log = TaskLog(row.no, state, writer, database)
+            log.seen.recover()
+            # A task whose OpenCode is not in the settings is counted with the first until it is
+            # ended.
+            task = tasks.add(log, member or fleet.first)
+            # Unless they were handed over, entries that were shown may be lost, and their numbers
+            # are given to others: a reader that has such a number is given the task again.
+            handed_over = taken.get(row.upstream) is LastOwner.HANDED_OVER
+            new_epoch = [] if handed_over else [Recovered(RESTARTED)]
+
+            # A restart: its OpenCode is no longer in the settings. A take-over: no replica lists
+            # it.
+            if member is None:
+                await task.log.append(new_epoch)
+                await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
+                continue
+
+            # It waits for a sign-in or for the approval of a plan: no turn was running.
+            if state.status.between_turns:
+                if request is not None:
+                    task.routing, task.rights = request.routing, request.rights
+                task.wait_for_message()
+                continue
+
+            storing = asyncio.ensure_future(task.log.append([*new_epoch, *unlogged_events]))
+            if request is None:
+                await storing
+                await task.end(Finished(Outcome.FAILED, failure=REQUEST_LOST))
+            else:
+                # Before anything is awaited: whoever finds the task finds its turn. That waits for
+                # the entries, and does not run if they cannot be stored.
+                task.start(request, logged_turn, after=storing)
+                await asyncio.shield(storing)
+        return len(rows)
+
+    def stop_leftovers(
+        self, member: Member, last_owner: LastOwner
+    ) -> list[Coroutine[None, None, None]]:
+        """Return what stops turns that the last owner has left running and nobody wants."""
+        stops = list[Coroutine[None, None, None]]()
+        if last_owner is not LastOwner.HANDED_OVER:  # it may have left something running
+            stops.append(stop_unknown(self._database, member, self._is_ours))
+        if self._database.replica is not None:
+            stops.append(stop_canceled(self._database, member))
+        return stops
+
+    async def leave(self, member: Member) -> None:
+        """Store everything, and run nothing in an OpenCode any more."""
+        await member.errands.close()
+        await self._tasks.give_up(member)
+
+    def end_reading(self) -> None:
+        self._tasks.end_reading()
 
 
-async def _replay(
+async def _read_logged_turn(
     database: Database, row: TaskRow, interrupts: SharedInterrupts
 ) -> tuple[TaskState, list[Interrupted | Answered | Resumed], LoggedTurn]:
     """Return a task as logged, the events that its log lacks, and the turn that was running."""
@@ -165,7 +219,7 @@ async def _replay(
                 case Finished() | Interrupted(type="plan"):  # the end of a turn
                     earlier_session = emitted.bound.session_id if emitted.bound else earlier_session
                     emitted, added, canceled = Emitted(), [], False
-                case Progressed("cancel"):
+                case Progressed(CANCELING.type):
                     canceled = True
                 case Added():
                     added.append(entry.event)
@@ -232,7 +286,7 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         if ended:
             ROUTINE.info("task ended without an owner", task_id=row.id, principal=row.principal)
             ref = state.ref
-            record_void(Owner(ref.id, ref.context_id, ref.principal), void)
+            audit_void(Owner(ref.id, ref.context_id, ref.principal), void)
         if ended is not None:
             return ended
 
@@ -251,8 +305,8 @@ async def stop_canceled(database: Database, member: Member) -> None:
         try:
             session_id = load_task(row).status.session_id
             prompt = None if row.request is None else load_request(row.request).user_message_id
-        except Exception:  # as in ``recover``
-            logger.exception("a task cannot be read", task_id=row.id)
+        except Exception:  # as in ``Recovery``
+            logger.exception("task could not be read", task_id=row.id)
             session_id = prompt = None
         if session_id is not None and prompt is not None:
             lock = member.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
@@ -262,7 +316,7 @@ async def stop_canceled(database: Database, member: Member) -> None:
                     if [one.info.id for one in found if one.info.role == "user"] == [prompt]:
                         await opencode.abort_session(session_id)
             except (ServiceError, TimeoutError) as error:
-                logger.warning("a canceled task is not stopped", task_id=row.id, cause=str(error))
+                logger.warning("canceled task was not stopped", task_id=row.id, cause=str(error))
         await database.write_until_stored(task_rows.set_request, row.no, None)
 
 
@@ -271,11 +325,11 @@ async def stop_unknown(database: Database, member: Member, is_ours: IsOurs) -> N
 
     A failover to a server without the last commits leaves such turns: nobody reads them, and the
     messages that began them are sent again. A session whose last prompt is not certainly one of
-    this service is left alone: a person may be at work there. Looks at the default directory only.
+    this service is left alone: a person may be working there. Looks at the default directory only.
     """
     await member.turns.feed.up.wait()
     await asyncio.sleep(UNKNOWN_AFTER_SECONDS)
-    opencode, (at, _) = member.turns.opencode, member.turns.sessions.locate(ANYWHERE)
+    opencode, (at, _) = member.turns.opencode, member.turns.sessions.locate(NO_ROUTING)
     stopped = list[SessionId]()
     try:
         async with asyncio.timeout(UNKNOWN_SECONDS):
@@ -327,7 +381,7 @@ async def _known_sessions(database: Database) -> set[SessionId]:
     """Return the sessions of all tasks that have not ended, whatever OpenCode runs them."""
     found = set[SessionId]()
     for row in await database.read_much(task_rows.load_open, None):
-        with suppress(Exception):  # ``recover`` has logged that it cannot be read
+        with suppress(Exception):  # ``Recovery`` has logged that it cannot be read
             session_id = load_task(row).status.session_id
             found |= set() if session_id is None else {session_id}
     return found

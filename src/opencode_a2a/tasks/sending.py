@@ -1,13 +1,11 @@
 """Sending: what becomes of a message.
 
-``server.operations`` makes a ``SendCommand``. ``Sending.submit`` has the rules: a message continues
-the task that it names, or the one of its context that waits for an answer; every other message
-starts a task, which ``admit`` stores before anything runs for it. A message is recorded with the
-transaction that takes or refuses it, so that a repeat is recognised: it leads to the task of
-the first, and one that was refused for good stays refused.
-
-``submit`` finds out where the task runs, or is to run. ``take`` is called there, on this replica or
-another: the task is decided about in one place.
+``server.operations`` makes a ``SendCommand``. ``Sending.submit`` finds out where its task runs, or
+is to run. ``Sending.handle`` is called there, on this replica or another, and has the rules: a
+message continues the task that it names, or the one of its context that waits for an answer; every
+other message starts a task, which ``admit`` stores before anything runs for it. A message is
+recorded with the transaction that accepts or refuses it, so that a repeat is recognised: it leads
+to the task of the first, and one that was refused for good stays refused.
 """
 
 import asyncio
@@ -15,9 +13,9 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn
-from uuid import uuid4
+from uuid import UUID
 from weakref import WeakValueDictionary
 
 import orjson
@@ -26,6 +24,8 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.cluster.fleet import Anywhere, Fleet, Member, MovedError, There
+from opencode_a2a.cluster.mailbox import Mailbox, OwnerCall
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -42,8 +42,19 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.log.log import LogWriter, ReadableLog, TaskLog, new_row
+from opencode_a2a.log.state import (
+    OPEN,
+    Accepted,
+    State,
+    TaskRef,
+    TaskState,
+    dump_entries,
+    load_request,
+)
+from opencode_a2a.log.stored import load_task
 from opencode_a2a.messages import (
-    ANYWHERE,
+    NO_ROUTING,
     Added,
     Message,
     PromptPart,
@@ -58,30 +69,19 @@ from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task, new_row
-from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
-from opencode_a2a.tasks.state import (
-    OPEN,
-    Accepted,
-    State,
-    TaskRef,
-    TaskState,
-    dump_entries,
-    load_request,
-)
 from opencode_a2a.tasks.webhooks import Webhooks
+from opencode_a2a.telemetry import draw_id
 from opencode_a2a.turns.answers import (
     Answer,
     ContradictionError,
     NotUnderstoodError,
     OutdatedAnswerError,
     PlanDecision,
-    decide,
     only_an_answer,
     understand,
+    understand_plan_answer,
 )
-from opencode_a2a.turns.fleet import Anywhere, Fleet, Member, MovedError, There
 from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
@@ -96,7 +96,7 @@ from opencode_a2a.turns.sessions import (
 
 FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
 """The fields of a routing that 2.0.0 had."""
-ANYWHERE_FIELDS = asdict(ANYWHERE)
+ROUTING = tuple(one.name for one in fields(Routing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,11 @@ class SendCommand:
     trace: str | None = None
     """The trace that the message came with, as ``telemetry.Trace`` stores it."""
     seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
-    """In a forwarded message: the requests that the first replica has shown to its readers, by task
-    the number of the latest (``RemoteLogs.seen``)."""
+    """In a forwarded message: by task, the highest request that a plain answer at the first replica
+    may be for (``RemoteLogs.answerable``)."""
+    sign_in: int | None = None
+    """The sign-in (``Status.sign_in``) that the message is about: it is refused if the task waits
+    for another, or for none. It does not identify the message."""
 
     @property
     def digest(self) -> bytes:
@@ -128,15 +131,18 @@ class SendCommand:
         """
         content: tuple[object, ...] = (self.message, self.task_id)
         if self.task_id is None:
-            routing = asdict(self.request.routing)
+            routing = self.request.routing
             # A field that a later version added counts only if it is set: a repeat of a message
             # that an earlier version took has to be recognised.
-            for name in routing.keys() - FIRST_ROUTING:
-                if routing[name] == ANYWHERE_FIELDS[name]:
-                    del routing[name]
+            counted = {
+                name: value
+                for name in ROUTING
+                if (value := getattr(routing, name)) != getattr(NO_ROUTING, name)
+                or name in FIRST_ROUTING
+            }
             content += (
                 self.context_id,
-                orjson.Fragment(orjson.dumps(routing)),  # in the order of its fields
+                orjson.Fragment(orjson.dumps(counted)),  # in the order of its fields
                 self.output_modes,
             )
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
@@ -182,7 +188,7 @@ same message must not answer something else."""
 FINAL_REFUSALS = tuple(REFUSALS.values())
 
 
-def record(
+def message_write(
     command: SendCommand,
     log: ReadableLog,
     request: TurnRequest | None = None,
@@ -196,11 +202,7 @@ def record(
     on_task = replace(command, task_id=log.ref.id)
     in_context = replace(command, task_id=None, context_id=log.ref.context_id)
     digests = dict.fromkeys(variant.digest for variant in (command, on_task, in_context))
-    refused = None
-    if refusal is not None:
-        name = next(name for name, kind in REFUSALS.items() if isinstance(refusal, kind))
-        wrong = [(violation.field, violation.description) for violation in refusal.violations]
-        refused = orjson.dumps([name, refusal.message, wrong, refusal.data])
+    refused = None if refusal is None else dump_refusal(refusal)
 
     def write(connection: Connection) -> None:
         for digest in digests:
@@ -211,8 +213,18 @@ def record(
     return write
 
 
+def dump_refusal(refusal: ServiceError) -> bytes:
+    """Encode a refusal for ``load_refusal``, also that of an earlier version.
+
+    An error between replicas has a form of its own (``dump_error`` in ``cluster.mailbox``).
+    """
+    name = next(name for name, kind in REFUSALS.items() if isinstance(refusal, kind))
+    wrong = [(violation.field, violation.description) for violation in refusal.violations]
+    return orjson.dumps([name, refusal.message, wrong, refusal.data])
+
+
 def load_refusal(refusal: bytes) -> ServiceError:
-    """Return the refusal that ``record`` wrote."""
+    """Return the refusal that is stored with a message."""
     name, text, wrong, data = orjson.loads(refusal)
     violations = tuple(Violation(*violation) for violation in wrong)
     return REFUSALS[name](text, violations=violations, **data)
@@ -236,7 +248,7 @@ UNASKED = (
     "A command can run shell commands without permission, and this credential or profile has to "
     "ask for, or refrain from, changes; send a message without metadata.opencode.command"
 )
-UNWATCHED = (
+UNATTENDED = (
     "cannot be used where nobody is waited for (unattended); set metadata.opencode.agent to plan "
     "to get a plan as the answer"
 )
@@ -248,9 +260,9 @@ SEEN_SECONDS = 0.5
 """How long to wait for the notification that another replica has shown a request of the task."""
 
 
-def _note_failure(taking: "asyncio.Future[Taken]") -> None:
+def _note_failure(handling: "asyncio.Future[Handled]") -> None:
     """Log why a message failed whose sender has gone away, unless it is an ordinary refusal."""
-    error = None if taking.cancelled() else taking.exception()
+    error = None if handling.cancelled() else handling.exception()
     if error is not None and not isinstance(error, ServiceError):
         logger.error("a message failed after its sender had gone", exc_info=error)
 
@@ -261,12 +273,12 @@ def _could_answer(command: SendCommand) -> bool:
     return bool(command.context_id or command.request.routing.session_id or references)
 
 
-Taken = tuple[TaskId, int, bool]
+Handled = tuple[TaskId, int, bool]
 """The task that a message led to, and the rest of ``Submitted``."""
 
 
 class Sending:
-    """Takes messages, for the OpenCodes of this replica and for those of others."""
+    """Accepts messages, for the OpenCodes of this replica and for those of others."""
 
     def __init__(
         self,
@@ -292,60 +304,61 @@ class Sending:
         """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
         waits, and is then known as a copy. A lock exists for as long as somebody refers to it."""
 
-        self._taking = OwnerCall(
+        self._handling = OwnerCall(
             mailbox,
             "submit",
             fleet,
-            self.take,
+            self.handle,
             lambda: TypeAdapter(SendCommand),
-            lambda: TypeAdapter(Taken),
+            lambda: TypeAdapter(Handled),
         )
 
     async def submit(self, command: SendCommand) -> Submitted:
         """Start a task, or continue the one that the message is meant for, where that runs."""
-        task_ids = await self._meant(command)
+        task_ids = await self._tasks_meant(command)
         if len(task_ids) == 1:
-            log, place = await self._open.locate(command.principal, task_ids[0])
+            log, where = await self._open.locate(command.principal, task_ids[0])
             if command.context_id not in (None, log.ref.context_id):
                 raise InvalidParamsError.of(
                     "message.contextId", "is not the context of this task; leave it out"
                 )
             # A plain answer counts for what readers were shown, wherever they were.
-            command = replace(command, seen=self._open.seen_elsewhere(command.principal))
+            answerable = self._open.answerable_of_remote_tasks(command.principal)
+            command = replace(command, seen=answerable)
             # The sender may go away, but a message that is stored has to take effect, and so has
             # its webhook. If the task has ended, any replica can say so.
-            place = place or Anywhere(self._fleet.first)
-            taking = asyncio.ensure_future(self._taking.run(place, command))
+            where = where or Anywhere(self._fleet.first)
+            handling = asyncio.ensure_future(self._handling.run(where, command))
             try:
-                taken = await asyncio.shield(taking)
+                handled = await asyncio.shield(handling)
             except asyncio.CancelledError:
-                taking.add_done_callback(_note_failure)
+                handling.add_done_callback(_note_failure)
                 raise
         else:
             routing = command.request.routing
-            if task_ids or routing != ANYWHERE:
+            if task_ids or routing != NO_ROUTING:
                 # A repeat does not fail because several tasks wait for an answer now, or because
                 # its directory, agent or session is gone.
                 earlier = await self._earlier(command)
                 if earlier is not None:
                     return Submitted(await self._open.log_of(earlier), 0, repeat=True)
             if task_ids:
-                await self._refuse(command, task_ids)
+                await self._refuse_ambiguous(command, task_ids)
             bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
-            place = await self._fleet.place_of_message(command.context_id, routing, bound)
-            taken = await self._taking.run(place, command)
-        task_id, seq, repeat = taken
+            where = await self._fleet.where_message_belongs(command.context_id, routing, bound)
+            handled = await self._handling.run(where, command)
+        task_id, seq, repeat = handled
         return Submitted(await self._open.log(command.principal, task_id), seq, repeat)
 
-    async def take(self, member: Member, command: SendCommand) -> Taken:
-        """Take a message where it belongs; raise MovedError if that is not here."""
-        task_ids = await self._meant(command)
+    async def handle(self, member: Member, command: SendCommand) -> Handled:
+        """Handle a message where it belongs; raise MovedError if that is not here."""
+        task_ids = await self._tasks_meant(command)
         if len(task_ids) == 1:
-            return await self._take_message(command, task_ids[0])
+            return await self._handle_on_task(command, task_ids[0])
         if task_ids:
-            await self._refuse(command, task_ids)
+            await self._refuse_ambiguous(command, task_ids)
         await member.turns.check_reachable()
-        if command.request.routing != ANYWHERE:
+        if command.request.routing != NO_ROUTING:
             await _check(command.principal, command.request, member.turns)
         admitted = await self.admit(command, member)
         if isinstance(admitted, TaskRow):
@@ -355,7 +368,7 @@ class Sending:
 
     # Which task a message is for
 
-    async def _meant(self, command: SendCommand) -> list[str]:
+    async def _tasks_meant(self, command: SendCommand) -> list[str]:
         """Return the task that a message is for; none if it is to start one.
 
         That is the task that it names, or the one that waits for an answer in the context that it
@@ -365,19 +378,19 @@ class Sending:
             return [command.task_id]
         if not _could_answer(command) or command.request.routing.new_task:
             return []
-        waiting = await self._waiting(command, await self._elsewhere(command))
+        waiting = await self._waiting(command, await self._tasks_elsewhere(command))
         return [log.ref.id for log in waiting]
 
-    async def _refuse(self, command: SendCommand, task_ids: Sequence[str]) -> NoReturn:
+    async def _refuse_ambiguous(self, command: SendCommand, task_ids: Sequence[str]) -> NoReturn:
         """Refuse a message that may be the answer to several tasks."""
         refusal = AnswerExpectedError(SEVERAL, task_ids=[*task_ids])
         for task_id in task_ids:
             log = await self._open.log(command.principal, task_id)
             if only_an_answer(command.message):
-                await self._database.write(record(command, log, refusal=refusal))
+                await self._database.write(message_write(command, log, refusal=refusal))
         raise refusal
 
-    async def _elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
+    async def _tasks_elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
         """Return the caller's tasks that other replicas run, and where each was to run.
 
         If the message names a context, only those in it; none if it names nothing.
@@ -388,7 +401,7 @@ class Sending:
         wanted = (command.principal, states, command.context_id)
         found = list[tuple[TaskRow, Routing]]()
         for row in await self._database.read(task_rows.of_principal, *wanted):
-            there = isinstance(self._fleet.place(row.upstream), There)
+            there = isinstance(self._fleet.where(row.upstream), There)
             if row.request is not None and there and self._open.get(row.id) is None:
                 with suppress(UpstreamUnreachableError):  # it cannot be read: its owner says so
                     found.append((row, load_request(row.request).routing))
@@ -459,8 +472,8 @@ class Sending:
         """
         principal, limits, digest = command.principal, self._limits, command.digest
         ref = TaskRef(
-            TaskId(str(uuid4())),
-            ContextId(command.context_id or str(uuid4())),
+            TaskId(str(UUID(hex=draw_id(16), version=4))),
+            ContextId(command.context_id or str(UUID(hex=draw_id(16), version=4))),
             principal,
             command.output_modes,
             now_ms(),
@@ -500,25 +513,25 @@ class Sending:
                 return no, None
             return no, self._webhooks.insert(connection, no, ref, command.push)
 
-        def adopt(no: int, webhook: HookRow | None) -> OpenTask:
+        def open_task(no: int, webhook: HookRow | None) -> OpenTask:
             if webhook is not None:
                 self._webhooks.note_set(webhook, ref)
             log = TaskLog(no, state, self._writer, self._database)
-            return self._open.adopt(log, member)
+            return self._open.add(log, member)
 
-        def adopt_late_commit(outcome: tuple[int, HookRow | None] | TaskRow) -> None:
+        def open_late_commit(outcome: tuple[int, HookRow | None] | TaskRow) -> None:
             # The sender was told that the database is away, but the task was stored after all. If
             # the message is sent again, it leads to this task.
             if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
-                adopt(*outcome).start(command.request, new_context=command.context_id is None)
+                open_task(*outcome).start(command.request, new_context=command.context_id is None)
 
         with self._open.admission(principal, member, limits) as counted:
             try:
-                outcome = await self._database.write_in_time(write, adopt_late_commit, message)
+                outcome = await self._database.write_in_time(write, open_late_commit, message)
             except BudgetExhaustedError as error:
                 budget.note_refusal(principal, error)
                 raise
-            return outcome if isinstance(outcome, TaskRow) else adopt(*outcome)
+            return outcome if isinstance(outcome, TaskRow) else open_task(*outcome)
 
     def _bound(self, connection: Connection, command: SendCommand) -> list[str]:
         """Return the OpenCodes that the context of a message is bound to; the first one counts.
@@ -557,8 +570,8 @@ class Sending:
 
     # A task that exists
 
-    async def _take_message(self, command: SendCommand, task_id: str) -> Taken:
-        """Take an answer, another try after a sign-in, a further prompt, or a repeat of one."""
+    async def _handle_on_task(self, command: SendCommand, task_id: str) -> Handled:
+        """Handle an answer, another try after a sign-in, a further prompt, or a repeat of one."""
         copies, came = (command.principal, command.message.message_id), time.monotonic()
         async with self.message_locks.setdefault(copies, asyncio.Lock()):
             earlier = await self._earlier(command, task_id)
@@ -577,20 +590,16 @@ class Sending:
                 raise UnsupportedOperationError(ENDED)
             await task.member.turns.check_reachable()
             log = task.log
-            # This waits only if a request is pending, and before the state is read: the request may
-            # be settled meanwhile.
-            newest = max((one.number or 0 for one in log.state.status.pending), default=0)
-            seen_there, until = command.seen.get(log.ref.id, 0), time.monotonic() + SEEN_SECONDS
-            while max(log.seen.newest, seen_there) < newest:
-                # The notification that another replica has shown the request may be on its way.
-                if not self._database.census.has_others or time.monotonic() > until:
-                    break
-                await asyncio.sleep(SEEN_SECONDS / 20)
-            match (await log.firm_state()).status.state:
+            # Before the state is read: it may change while this waits.
+            answerable = await self._answerable(command, log, came)
+            status = log.state.status
+            if command.sign_in is not None and status.sign_in != command.sign_in:
+                refusal = InterruptNotFoundError(SETTLED)
+                await self._database.write(message_write(command, log, refusal=refusal))
+                raise refusal
+            match status.state:
                 case State.INPUT_REQUIRED:
-                    seen_here = log.seen.answerable(came, by_context=command.task_id is None)
-                    seen = max(seen_here, seen_there)
-                    return await self._answer(command, task, seen)
+                    return await self._answer(command, task, answerable)
                 case _ if command.request.routing.new_task:
                     raise InvalidParamsError.of(NEW_TASK_FIELD, NOT_NEW)
                 case State.AUTH_REQUIRED:
@@ -598,7 +607,27 @@ class Sending:
                 case _:
                     return await self._add(command, task)
 
-    async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Taken:
+    async def _answerable(self, command: SendCommand, log: TaskLog, came: float) -> int:
+        """Return the highest request of a task that a message may be for that names none.
+
+        Waits a moment if nobody was shown what is pending: the notification that another replica
+        has shown it may be on its way. The state of the log is firm then, until the next await.
+        """
+        newest = max((one.number or 0 for one in log.state.status.pending), default=0)
+        answerable_at_sender, by_context = command.seen.get(log.ref.id, 0), command.task_id is None
+        if by_context:
+            # Whether it may be late for another request of the context is known only here.
+            log.note_seen_number(answerable_at_sender)
+            answerable_at_sender = 0
+        until = time.monotonic() + SEEN_SECONDS
+        while max(log.seen.newest, answerable_at_sender) < newest:
+            if not self._database.census.has_others or time.monotonic() > until:
+                break
+            await asyncio.sleep(SEEN_SECONDS / 20)
+        await log.firm_state()
+        return max(log.seen.answerable(came, by_context=by_context), answerable_at_sender)
+
+    async def _answer(self, command: SendCommand, task: OpenTask, answerable: int) -> Handled:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
         state, log, request = task.log.state, task.log, command.request
         # What is declared to be work for the agent is no consent, whatever its words are. It stays
@@ -614,20 +643,20 @@ class Sending:
             raise AnswerExpectedError(text, task_ids=[log.ref.id])
         try:
             if (plan := state.status.plan) is not None:
-                decision = decide(command.message, plan, seen)
-                return await self._decide(command, task, plan, decision)
-            meaning = understand(command.message, state.status.pending, seen)
+                decision = understand_plan_answer(command.message, plan, answerable)
+                return await self._act_on_plan(command, task, plan, decision)
+            meaning = understand(command.message, state.status.pending, answerable)
         except NotUnderstoodError as error:
             log.note_seen(state.status)  # the refusal shows it
             outdated, text = isinstance(error, OutdatedAnswerError), str(error)
             refusal: ServiceError = AnswerExpectedError(text, task_ids=[log.ref.id])
-            unclear = outdated or isinstance(error, ContradictionError)
-            if command.task_id is not None and not unclear:
+            meant_as_answer = outdated or isinstance(error, ContradictionError)
+            if command.task_id is not None and not meant_as_answer:
                 refusal = InvalidParamsError.of("message.parts", text, text)
             # Sent again, it must not answer a request that comes later. A message that names no
             # task, and could be something else than an answer, may yet start one.
-            if command.task_id is not None or unclear or only_an_answer(command.message):
-                await self._database.write(record(command, log, refusal=refusal))
+            if command.task_id is not None or meant_as_answer or only_an_answer(command.message):
+                await self._database.write(message_write(command, log, refusal=refusal))
             raise refusal from None
         answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
         requests = [asked.request_id for asked in meaning.asked]
@@ -637,13 +666,13 @@ class Sending:
                 await task.answer(requests, answer, in_same_commit)
         except ServiceError as refused:
             if isinstance(refused, FINAL_REFUSALS):
-                await self._database.write(record(command, log, refusal=refused))
+                await self._database.write(message_write(command, log, refusal=refused))
             raise
         return log.ref.id, seq, False
 
-    async def _decide(
+    async def _act_on_plan(
         self, command: SendCommand, task: OpenTask, plan: Interrupted, decision: PlanDecision
-    ) -> Taken:
+    ) -> Handled:
         """Cancel a task, have its plan carried out, or have the plan changed."""
         routing, planned = command.request.routing, task.routing
         if decision.wanted == "cancel":
@@ -672,10 +701,10 @@ class Sending:
                 raise AuthorizationForbiddenError(NOT_ALLOWED)
             text = "\n\n".join(filter(None, (APPROVED, decision.remark)))
             request = replace(request, prompt=(PromptPart(text=text),))
-        _check_watched(request)
+        _check_attended(request)
         return await self._resume(command, task, request, plan)
 
-    async def _try_again(self, command: SendCommand, task: OpenTask) -> Taken:
+    async def _try_again(self, command: SendCommand, task: OpenTask) -> Handled:
         """Run another turn of a task that waits for a sign-in."""
         named = command.request.routing
         self._check_place(named, task)
@@ -684,7 +713,7 @@ class Sending:
         routing = replace(_next_routing(named, task.routing), plan=named.plan or task.routing.plan)
         rights = command.request.rights & task.rights
         request = replace(command.request, routing=routing, rights=rights)
-        if routing != ANYWHERE:
+        if routing != NO_ROUTING:
             await _check(command.principal, request, task.member.turns)
         return await self._resume(command, task, request, None)
 
@@ -694,22 +723,22 @@ class Sending:
         task: OpenTask,
         request: TurnRequest,
         plan: Interrupted | None,
-    ) -> Taken:
+    ) -> Handled:
         """Begin the next turn of a task, if the caller's budget allows one more."""
         await self._budgets.check(command.principal, command.budget, begins_turn=True)
         seq = task.log.state.seq
         async with self._recording(command, task, request) as in_same_commit:
-            await task.resume(command.message, request, in_same_commit, plan)
+            await task.begin_next_turn(command.message, request, in_same_commit, plan)
         return task.log.ref.id, seq, False
 
-    async def _add(self, command: SendCommand, task: OpenTask) -> Taken:
+    async def _add(self, command: SendCommand, task: OpenTask) -> Handled:
         """Hand a message to the turn that runs."""
         state, routing = task.log.state.status.state, command.request.routing
         late = command.request.delivery is None and only_an_answer(command.message)
         if command.task_id is None or late or state.terminal:
             refusal = UnsupportedOperationError(ENDED if state.terminal else WORKING)
             if late:  # sent again, it must not answer the next request
-                await self._database.write(record(command, task.log, refusal=refusal))
+                await self._database.write(message_write(command, task.log, refusal=refusal))
             raise refusal
         self._check_place(routing, task)
         if routing.plan and not task.routing.plan:
@@ -727,13 +756,13 @@ class Sending:
     async def _recording(
         self, command: SendCommand, task: OpenTask, request: TurnRequest | None = None
     ) -> AsyncGenerator[Write]:
-        """Yield the write that records a message, for the transaction in which a task takes it.
+        """Yield the write that records a message, for the transaction in which a task accepts it.
 
         That also stores the webhook that the message brings: a message whose webhook cannot be
-        stored is not taken. ``request`` is that of the turn that the message begins.
+        stored is not accepted. ``request`` is that of the turn that the message begins.
         """
         log, push = task.log, command.push
-        record_message = record(command, log, request)
+        record_message = message_write(command, log, request)
         if push is None:
             yield record_message
             return
@@ -785,10 +814,10 @@ async def _check(principal: Principal, request: TurnRequest, turns: SharedTurns)
                 "message.parts", "must be text alone: a command takes no files"
             )
     await turns.sessions.check(principal, routing, request.text)
-    _check_watched(request)
+    _check_attended(request)
 
 
-def _check_watched(request: TurnRequest) -> None:
+def _check_attended(request: TurnRequest) -> None:
     """Refuse a plan where nobody is there to approve it."""
     if request.routing.plan and not request.rights.waits:
-        raise InvalidParamsError.of(PLAN_FIELD, UNWATCHED)
+        raise InvalidParamsError.of(PLAN_FIELD, UNATTENDED)

@@ -2,7 +2,7 @@
 
 It answers for every task, wherever that runs. What only the replica that runs a task can do is an
 ``OwnerCall``; what became of it is in the log of the task, which every replica reads. Messages are
-taken by ``tasks.sending``, the tasks that this process runs are in ``tasks.open``. A task of
+accepted by ``tasks.sending``, the tasks that this process runs are in ``tasks.open``. A task of
 another principal is not found.
 """
 
@@ -17,6 +17,8 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.cluster.fleet import Fleet, Member
+from opencode_a2a.cluster.mailbox import PATIENCE_SECONDS, Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -25,22 +27,21 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.ids import Principal
+from opencode_a2a.log.log import LogReader, LogWriter, ReadableLog
+from opencode_a2a.log.remote import RemoteLogs
+from opencode_a2a.log.state import Cursor, Query, State, TaskState
+from opencode_a2a.log.stored import readable_tasks
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, readable_tasks
-from opencode_a2a.tasks.mailbox import PATIENCE_SECONDS, Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.recovery import end_unowned
-from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.sending import Sending
-from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.telemetry import ROUTINE
-from opencode_a2a.turns.fleet import Fleet, Member
 
 _SEARCHED_AT_ONCE = 2000
 """Rows that a search reads in one transaction."""
@@ -102,7 +103,7 @@ class TaskService:
         self.sending = Sending(
             database, writer, fleet, limits, webhooks, self.open, self.budgets, self.mailbox
         )
-        """Takes messages."""
+        """Accepts messages."""
         fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
         self._canceling = OwnerCall(
             self.mailbox,
@@ -112,7 +113,7 @@ class TaskService:
             lambda: TypeAdapter(TaskName),
             lambda: TypeAdapter(type(None)),
         )
-        # Those that only replicas of an earlier version make.
+        # Made only to be registered: replicas of an earlier version still make these calls.
         OwnerCall(
             self.mailbox,
             "webhook",
@@ -249,17 +250,18 @@ class TaskService:
         """
         metrics.CANCEL_REQUESTS.inc()
         began, named = time.monotonic(), TaskName(principal, task_id)
-        log, place = await self.open.locate(principal, task_id)
-        while place is not None:
+        log, where = await self.open.locate(principal, task_id)
+        while where is not None:
             try:
-                await self._canceling.run(place, named)
-                with suppress(TimeoutError, StreamEndedError):
-                    async with asyncio.timeout(PATIENCE_SECONDS):
-                        await log.until_ended()
+                await self._canceling.run(where, named)
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await log.until_ended()
+            except (TimeoutError, StreamEndedError):
+                pass  # only the waiting is over, here or at the owner; what is stored says more
             except UpstreamUnreachableError:
                 if not await self._end_unowned(principal, task_id):
                     raise
-            log, place = await self.open.locate(principal, task_id)
+            log, where = await self.open.locate(principal, task_id)
         state = await log.firm_state()
         if state.status.state is not State.CANCELED:
             raise TaskNotCancelableError("The task has ended and cannot be canceled")
@@ -273,7 +275,7 @@ class TaskService:
         if task is not None:
             # Without a database the cancel is refused at once, and the turn still runs.
             await self._database.check_writable()
-            ROUTINE.info("task canceled", task_id=named.task_id, principal=named.principal)
+            ROUTINE.info("cancel requested", task_id=named.task_id, principal=named.principal)
             await task.cancel()
             # A replica of an earlier version reads the task as soon as it has the reply.
             await task.log.until_ended()

@@ -18,12 +18,12 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import LimitExceededError, TaskNotFoundError
 from opencode_a2a.ids import Principal
+from opencode_a2a.log.log import ReadableLog
+from opencode_a2a.log.state import TaskRef
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow, Replaced
-from opencode_a2a.tasks.log import ReadableLog
-from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.telemetry import AUDIT
 
 SNAPSHOTS = "0.3"
@@ -35,7 +35,7 @@ class Webhooks:
         self.settings = settings
         self._database = database
         self.notices_for: Callable[[Principal], Sequence[str]] | None = None
-        """Returns the names of the places where a person is told of the tasks of a principal."""
+        """Returns the names of the targets that tell a person of the tasks of a principal."""
 
     # Setting
 

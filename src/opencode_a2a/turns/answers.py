@@ -30,7 +30,7 @@ Scope = Literal["task", "context"]
 class PermissionReply:
     reply: Literal["once", "always", "reject"]
     message: str | None = None
-    """The reason for a no. The model is given it, and then goes on instead of stopping."""
+    """The reason for a no. The model is given it, and then continues instead of stopping."""
     scope: Scope | None = None
     """With "once": where later requests that fit the patterns of this one are allowed too."""
 
@@ -55,7 +55,7 @@ class Answer:
 
     reply: Reply
     by: str
-    """A principal, a grant, or one of the words of ``interrupts`` for rule and deadline."""
+    """A principal, ``Grant.by``, ``policy.RULE`` or ``interrupt_state.CLOCK``."""
     message: Message | None = None
     """The message that it came in."""
     rights: Rights = field(default=FULL, compare=False)
@@ -161,7 +161,7 @@ _WORDS: dict[str, Literal["once", "always", "reject"]] = {
 }
 _GO = frozenset({"go", *(word for word, reply in _WORDS.items() if reply == "once")})
 _REJECTIONS = frozenset({"reject", "dismiss", "skip"})
-_REQUEST_ID = re.compile(r"(?:per|que)_[0-9A-Za-z]+")
+_REQUEST_ID = re.compile(r"(?:per|que|frm)_[0-9A-Za-z]+")
 _NUMBERS = r"#?\d{1,9}(?:(?:\s*,\s*(?:and\s+)?|\s+and\s+|\s+)#?\d{1,9})*"
 _SAID = re.compile(
     rf"(?:(?P<before>{_NUMBERS})\s*[:.)]?\s+|(?P<all_before>all)\s*[:,]?\s+)?"
@@ -225,7 +225,7 @@ def _from_text(text: str, pending: Sequence[Interrupted], seen: int) -> Meaning:
         elif _all(said):
             named = _every_permission(pending, seen)
         else:
-            named = _shown(pending, seen)
+            named = _the_one_seen(pending, seen)
             if numbers and named[0].type == "permission":  # a number is never ignored
                 named = _with_numbers(numbers, pending)
         if named[0].type == "question":
@@ -239,7 +239,7 @@ def _from_text(text: str, pending: Sequence[Interrupted], seen: int) -> Meaning:
         found = [one for one in pending if one.number == int(numbered["number"])]
         if found and found[0].type == "question":
             return Meaning((found[0],), _question(numbered["rest"].strip(), found[0]))
-    named = _shown(pending, seen)
+    named = _the_one_seen(pending, seen)
     return Meaning(named, _reply(text, named[0]))
 
 
@@ -253,17 +253,17 @@ def _all(said: re.Match[str]) -> bool:
     return bool(said["all_before"] or said["all_after"] or said["all_last"])
 
 
-GO_ALONE = 'Send "go" alone, without files or data.'
+ALONE = 'Send "go" or "cancel" alone, without files or data.'
 
 
-def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
+def understand_plan_answer(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
     """Return what a message wants done with a plan; anything but "go" and "cancel" changes it.
 
     A "go" with a condition is a change: only text after a colon is a remark.
     """
     for part in message.parts:
         match part.data:
-            case {"reply": str(word), **rest} if word.strip().lower() in _GO:
+            case {"reply": str(word), **rest} if word.strip().lower() in {*_GO, "cancel"}:
                 if rest.get("request_id") is not None:
                     _with_id(rest["request_id"], [asked])
                 match rest.get("number"):
@@ -275,7 +275,9 @@ def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
                     case _:
                         raise NotUnderstoodError("number: should be the number of the plan")
                 if len(message.parts) > 1:
-                    raise NotUnderstoodError(GO_ALONE)
+                    raise NotUnderstoodError(ALONE)
+                if word.strip().lower() == "cancel":
+                    return PlanDecision("cancel")
                 remark = rest.get("message")
                 return PlanDecision("go", remark.strip() if isinstance(remark, str) else None)
             case _:
@@ -296,7 +298,7 @@ def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
     if rest and not rest.startswith(":"):
         return PlanDecision("revise")
     if len(message.parts) > 1:
-        raise NotUnderstoodError(GO_ALONE)
+        raise NotUnderstoodError(ALONE)
     return PlanDecision("go", rest.removeprefix(":").strip() or None)
 
 
@@ -360,15 +362,15 @@ def _with_numbers(
 
 def _only_seen(pending: Sequence[Interrupted], seen: int) -> list[Interrupted]:
     """Return the requests that a reader of the task was given; raise an error if there are none."""
-    shown = [asked for asked in pending if (asked.number or 0) <= seen]
-    if not shown:
+    found = [asked for asked in pending if (asked.number or 0) <= seen]
+    if not found:
         number = _names(pending[-1:])
         raise OutdatedAnswerError(
             "The pending request was not shown to you before this answer, or only a moment before "
             "it, just after another was settled, so the answer may be meant for something else. "
             f'Read the request, then answer it by its number, such as "{number} yes".'
         )
-    return shown
+    return found
 
 
 def _every_permission(pending: Sequence[Interrupted], seen: int) -> tuple[Interrupted, ...]:
@@ -378,15 +380,15 @@ def _every_permission(pending: Sequence[Interrupted], seen: int) -> tuple[Interr
     return found
 
 
-def _shown(pending: Sequence[Interrupted], seen: int) -> tuple[Interrupted, ...]:
+def _the_one_seen(pending: Sequence[Interrupted], seen: int) -> tuple[Interrupted, ...]:
     """Return the one request that was shown, with requests for exactly the same."""
-    shown = groups(_only_seen(pending, seen))
-    if len(shown) > 1:
+    found = groups(_only_seen(pending, seen))
+    if len(found) > 1:
         raise NotUnderstoodError(
             "Several requests are pending; begin the answer with the number of the one you mean, "
             f'such as "{_names(pending[:1])} yes", or answer "yes to all": {_names(pending)}'
         )
-    return shown[0]
+    return found[0]
 
 
 def _reply(text: str, asked: Interrupted) -> Reply:
@@ -528,7 +530,7 @@ def _from_data(data: JsonObject, pending: Sequence[Interrupted], seen: int) -> M
     elif request_id is not None:
         named = (_with_id(request_id, pending),)
     else:
-        named = _every_permission(pending, seen) if every else _shown(pending, seen)
+        named = _every_permission(pending, seen) if every else _the_one_seen(pending, seen)
     return Meaning(named, _data_reply(data, named[0]))
 
 

@@ -21,8 +21,8 @@ from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
-    UnsupportedOperationError,
     UpstreamError,
+    UpstreamPayloadError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
@@ -42,9 +42,9 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.messages import Answered, TurnRequest
-from opencode_a2a.opencode.events import Event, PartDelta
+from opencode_a2a.opencode.events import Event, Missed, PartDelta
 from opencode_a2a.opencode.feed import FeedItem, Gap, Wake
-from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.reader import TurnReader
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     CommandCall,
@@ -60,7 +60,7 @@ from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.turns.interrupts import AfterAttend
 from opencode_a2a.turns.job import Addition, Job, Log, PromptCall
-from opencode_a2a.turns.sessions import BoundSession, WiderWorkError, Work
+from opencode_a2a.turns.sessions import TurnSession, WiderWorkError, Work
 
 logger = structlog.get_logger(__name__)
 
@@ -69,7 +69,7 @@ AGAIN_SECONDS = 0.2
 START_SECONDS = 0.25
 """Seconds in which a tool call that has begun may ask for a permission before it is shown."""
 AWAY_SECONDS = 0.5
-"""Seconds between two tries while OpenCode is away, or the session is at other work."""
+"""Seconds between two tries while OpenCode is unreachable, or the session is busy."""
 PROMPT_TRIES = 3
 """How many times to send a prompt that does not appear in OpenCode's store."""
 
@@ -129,7 +129,7 @@ class Attempt:
 
     # Begin
 
-    def __init__(self, job: Job, session: BoundSession, log: Log) -> None:
+    def __init__(self, job: Job, session: TurnSession, log: Log) -> None:
         self._job = job
         self._shared = job.shared
         self._interrupts = job.interrupts
@@ -144,12 +144,13 @@ class Attempt:
         """Whether events may be missing that say what the sub-agents cost."""
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
         tools = self._shared.tools
         self._calling_turn = tools and tools.calling_turns.enter(
             job.request.routing.hops, self._report, job.owner.principal
         )
         self._shared.interrupts.sessions_with_turn[session.session_id] = job.interrupts
-        self._subscription = self._shared.feed.follow(session.session_id, resumes=job.recovered)
+        self._subscription = self._shared.feed.follow(session.session_id, recovered=job.recovered)
         work = self._shared.sessions.rights.register(session.session_id, job.owner.rights)
         self._prompts = PromptCalls(job, session, work, self._report, self.wake)
 
@@ -161,10 +162,10 @@ class Attempt:
         """Have the turn decide again, though no event came."""
         self._subscription.wake()
 
-    def _new_reader(self, resumes: Emitted | None = None) -> Reader:
+    def _new_reader(self, emitted_before: Emitted | None = None) -> TurnReader:
         job = self._job
         prompt, channel = job.request.user_message_id, Channel.PLAN if job.plans else Channel.TEXT
-        reader = Reader(self._session.session_id, prompt, resumes, channel)
+        reader = TurnReader(self._session.session_id, prompt, emitted_before, channel)
         for addition in job.additions:
             reader.state.messages.claim(addition.prompt_id)
         return reader
@@ -175,9 +176,11 @@ class Attempt:
         self._prompts.close()
         if self._shared.tools is not None and self._calling_turn is not None:
             self._shared.tools.calling_turns.leave(self._calling_turn, canceled=self._job.canceled)
-        for timer in (self._tick_timer, self._start_timer):
+        for timer in (self._tick_timer, self._start_timer, self._drain_timer):
             if timer is not None:
                 timer.cancel()
+        # They call this attempt back: a circle that only the garbage collector would find.
+        del self._prompts
 
     async def run(self) -> None:
         """Begin; then hear, decide and write until the turn is over."""
@@ -199,7 +202,7 @@ class Attempt:
     async def _prompt_or_recover(self) -> None:
         """Send the prompt, unless an earlier process may have sent it."""
         job, session = self._job, self._session
-        bound = job.bound(session)
+        bound = job.session_bound_event(session)
         if not job.recovered:
             events: list[TurnEvent] = [bound, Started()]
             if session.replaces:
@@ -253,10 +256,12 @@ class Attempt:
                     out += self._reader.feed(events)
                     events = []
                     self._limits.heard = item.at
-                    self._reader.state.note_gap()
+                    self._reader.state.require_reconcile()
                 case Wake():
                     pass
                 case _:
+                    # Of a sub-agent, it may be what a step has cost.
+                    self._children_unread |= isinstance(item, Missed)
                     events.append(item)
         if events:
             self._limits.heard = self._limits.now()
@@ -318,7 +323,7 @@ class Attempt:
             session = self._session
             await self._shared.sessions.forget(session.session_id, insist=True)
             # Before anything was prompted, the context can go on in a new session.
-            if not session.named and not self._reader.state.messages.prompt_seen:
+            if not session.named and not self._reader.state.messages.prompt_stored:
                 raise SessionGoneError from None
             return self._reader.finish(None, failure=GONE)
         except StoreUnavailableError:
@@ -345,17 +350,17 @@ class Attempt:
         an answer to an interrupt is due            ``attend``               next signal
         nobody answered in time, or somebody        ``_abort``               end
         answered past this service
-        OpenCode does not know an open interrupt    ``_doubt``               next signal
-        events may be missing                       ``_reconcile``           end or go on
+        OpenCode does not know an open interrupt    ``_require_reconcile``   next signal
+        events may be missing                       ``_reconcile``           end, wait or next
         - and OpenCode has not stored the prompt    ``_send_unsent_prompt``  prompt or end
-        a further message may be sent               ``_deliver``             go on
-        the latest prompt call has ended            ``_after_call``          end, prompt or go on
+        a further message may be sent               ``_deliver``             wait or next signal
+        the latest prompt call has ended            ``_after_call``          end, prompt or wait
         no call, and the last message is complete   ``_finish_or_continue``  end or prompt
-        none of these                               ``_guard``               end, abort or go on
+        none of these                               ``_guard``               end, abort or wait
         ==========================================  =======================  =====================
         """
         shared, reader, session = self._shared, self._reader, self._session
-        if reader.state.messages.prompt_seen and session.claimed:
+        if reader.state.messages.prompt_stored and session.claimed:
             owner, routing = self._job.owner, self._job.request.routing
             await shared.sessions.confirm(session, owner.principal, owner.context_id, routing)
             self._session = replace(session, claimed=False)
@@ -369,8 +374,8 @@ class Attempt:
                 return await self._abort(FORGED)
             case AfterAttend.STOP_EXPIRED:
                 return await self._abort(EXPIRED)
-            case AfterAttend.COMPARE:
-                self._doubt()
+            case AfterAttend.RECONCILE:
+                self._require_reconcile()
             case AfterAttend.GO_ON:
                 pass
         if reader.state.needs_reconcile and shared.feed.up.is_set():
@@ -389,10 +394,10 @@ class Attempt:
             return await self._finish_or_continue() if self._drained() else []
         return await self._guard()
 
-    def _doubt(self) -> None:
+    def _require_reconcile(self) -> None:
         """Have OpenCode's stored state read again; answers from before now do not count."""
-        self._limits.doubted = self._limits.now()
-        self._reader.state.note_gap()
+        self._limits.reconcile_required = self._limits.now()
+        self._reader.state.require_reconcile()
         self.wake()
 
     async def _reconcile(self) -> list[TurnEvent]:
@@ -402,21 +407,21 @@ class Attempt:
         connection broke.
         """
         session, limits = self._session, self._limits
-        session_id, since = session.session_id, max(limits.heard, limits.doubted)
+        session_id, since = session.session_id, max(limits.heard, limits.reconcile_required)
         snapshots, message_id = self._shared.snapshots, self._job.request.user_message_id
-        state = await snapshots.read(session_id, message_id, session.location, since)
-        known = any(message.info.id == message_id for message in state.messages)
+        stored = await snapshots.read(session_id, message_id, session.location, since)
+        known = any(message.info.id == message_id for message in stored.messages)
         if not known and self._prompts.latest is None:
             return await self._send_unsent_prompt()
         work = self._prompts.work
         if known and work.begun is None:
             # An earlier process sent it: these are the most rights that it can have begun with.
             work.begun = self._job.request.rights
-        limits.compared, self._children_unread = limits.now(), True
-        limits.unlisted = state.permissions is None or state.questions is None
-        self._interrupts.busy = session_id in state.statuses
-        events = self._reader.reconcile(state)
-        if session_id not in state.statuses and self._idle_is_the_end:
+        limits.reconciled, self._children_unread = limits.now(), True
+        limits.unlisted = stored.permissions is None or stored.questions is None
+        self._interrupts.busy = session_id in stored.statuses
+        events = self._reader.reconcile(stored)
+        if session_id not in stored.statuses and self._idle_is_the_end:
             # The list may be older than the messages, from before the turn began. It is asked for
             # again: a turn that is stored now, in a session that is idle afterwards, has ended.
             try:
@@ -427,7 +432,7 @@ class Attempt:
                 # The reader counts the events as emitted and will not repeat them.
                 if not events:
                     raise
-                self._doubt()
+                self._require_reconcile()
         return events
 
     async def _send_unsent_prompt(self) -> list[TurnEvent]:
@@ -451,15 +456,15 @@ class Attempt:
                     state.apply_children(await self._shared.snapshots.read_children(unread))
                     read |= unread
             except UpstreamError as error:
-                # What is known counts meanwhile; the next comparison tries again.
+                # What is known counts meanwhile; the next reconcile tries again.
                 logger.warning("cost of sub-agents not read", error=error.reason)
         failure = limits.exceeded(self._reader)
         if failure is not None:
             return await self._abort(failure)
         if limits.quiet < limits.tick:
             return []
-        if not self._reader.state.needs_reconcile and limits.comparison_due:
-            self._reader.state.needs_reconcile = True
+        if not self._reader.state.needs_reconcile and limits.reconcile_due:
+            self._reader.state.look_again()
             self.wake()
             return []
         if self._interrupts.waiting:
@@ -474,7 +479,7 @@ class Attempt:
 
     @property
     def _next_addition(self) -> Addition | None:
-        """The further message to send next; one that is queued does not go on after a failure."""
+        """The further message to send next; one that is queued is not sent after a failure."""
         state = self._reader.state
         newest = state.messages.newest
         failed = state.tree.last_error is not None or (
@@ -496,7 +501,7 @@ class Attempt:
                 key = (progress.type, progress.status, progress.part_id)
                 if key not in job.emitted.progress:
                     out.append(progress)
-        ready = state.messages.prompt_seen and not state.needs_reconcile
+        ready = state.messages.prompt_stored and not state.needs_reconcile
         addition = self._next_addition
         if addition is None or addition.sent or not addition.stored or not ready:
             return out
@@ -508,7 +513,7 @@ class Attempt:
             # The sender of such a message refuses everything that waits for a person.
             self._interrupts.refuse_all(job.owner.principal)
             addition.cleared = await self._stopped_in_time()
-            self._doubt()  # how far the text had come
+            self._require_reconcile()  # how far the text had come
         return out
 
     def _prompt_with(self, addition: Addition) -> None:
@@ -534,11 +539,13 @@ class Attempt:
         OpenCode answers the prompt call before it has sent the last events.
         """
         limits, state = self._limits, self._reader.state
+        if state.complete and state.messages.diff_known:
+            return True
         if limits.ended is None:
             limits.ended = limits.now()
-            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.wake)
-        late = limits.now() - limits.ended >= DRAIN_SECONDS
-        return late or (state.complete and state.messages.diff_known)
+            loop = asyncio.get_running_loop()
+            self._drain_timer = loop.call_later(DRAIN_SECONDS, self.wake)
+        return limits.now() - limits.ended >= DRAIN_SECONDS
 
     @property
     def _idle_is_the_end(self) -> bool:
@@ -551,9 +558,9 @@ class Attempt:
         limits, state, messages = self._limits, self._reader.state, self._reader.state.messages
         if self._prompts.running:
             return state.complete
-        if (messages.answers and not messages.unanswered) or state.tree.last_error is not None:
+        if (messages.assistant and not messages.unanswered) or state.tree.last_error is not None:
             return True
-        return limits.now() - max(limits.heard, limits.doubted) > UNBEGUN_SECONDS
+        return limits.now() - max(limits.heard, limits.reconcile_required) > UNBEGUN_SECONDS
 
     async def _after_call(self, call: PromptCall) -> list[TurnEvent]:
         """Finish after the latest prompt call has ended, or find out what its error means."""
@@ -567,7 +574,7 @@ class Attempt:
             self._prompts.latest = None
             if addition is not None:
                 addition.sent = False
-            self._doubt()
+            self._require_reconcile()
             return []
         if isinstance(error, SessionNotFoundError) or not isinstance(error, ServiceError):
             raise error
@@ -581,14 +588,16 @@ class Attempt:
             await self._shared.sessions.release(self._job.owner.principal, self._session.session_id)
         failure: Failure | None = None
         if self._reader.state.tree.last_error is None:
-            text = f"{error.message}; check the model, the agent and the files of the message"
-            if isinstance(error, UnsupportedOperationError):  # it names the remedy itself
-                text = error.message
+            text = error.message
+            refused = isinstance(error, UpstreamError)
+            if refused and not isinstance(error, UpstreamPayloadError):
+                # Errors of our own name the remedy themselves.
+                text += "; check the model, the agent and the files of the message"
             failure = Failure(FailureType.UPSTREAM_BAD_REQUEST, text)
         return self._reader.finish(await self._read_end(), failure=failure)
 
     async def _finish_or_continue(self) -> list[TurnEvent]:
-        """Finish the turn, or go on with the next message if there is one."""
+        """Finish the turn, or continue with the next message if there is one."""
         stored: Snapshot | None = None
         while (addition := self._next_addition) is None:
             if stored is not None:  # and no message came while it was read
@@ -597,7 +606,7 @@ class Attempt:
         if self._reader.state.needs_reconcile or not addition.stored:
             pass  # both end with a wake
         elif addition.sent:
-            self._doubt()  # OpenCode was not heard to have it
+            self._require_reconcile()  # OpenCode was not heard to have it
         else:
             self._prompt_with(addition)
         return []
@@ -617,12 +626,12 @@ class Attempt:
         """Stop the session and its sub-agents, make sure of it, and finish the turn."""
         seconds = self._shared.settings.interrupts.cancel_abort_timeout_seconds
         confirmed = await self._stopped_in_time()
-        state: Snapshot | None = None
+        stored: Snapshot | None = None
         with suppress(TimeoutError, UpstreamError):
             async with asyncio.timeout(seconds):
-                state = await self._read_end()
-        events = self._reader.finish(state, aborted=failure is None, failure=failure)
-        return events if confirmed and state is not None else _noted(events, UNCONFIRMED)
+                stored = await self._read_end()
+        events = self._reader.finish(stored, aborted=failure is None, failure=failure)
+        return events if confirmed and stored is not None else _noted(events, UNCONFIRMED)
 
     async def _stopped_in_time(self) -> bool:
         """Stop the session and its sub-agents; return whether OpenCode confirmed it in time.
@@ -694,7 +703,7 @@ class PromptCalls:
     """
 
     job: Job
-    session: BoundSession
+    session: TurnSession
     work: Work
     """The turn, as work in a session that has to keep to rights."""
     report: Callable[[Progressed], None]
@@ -828,11 +837,11 @@ class TurnLimits:
         self.now = asyncio.get_running_loop().time
         self._began = self.heard = self.now()
         """When the turn last gave a sign of life."""
-        self.doubted = self._began
+        self.reconcile_required = self._began
         """When a report of OpenCode turned out to be wrong or stale. Snapshots requested before
         this moment do not count."""
-        self.compared = self._began
-        """When the turn was last compared with OpenCode's store."""
+        self.reconciled = self._began
+        """When the turn was last reconciled with OpenCode's store."""
         self.ended: float | None = None
         """When the end of the turn was first known."""
         self.unlisted = False
@@ -854,15 +863,15 @@ class TurnLimits:
         The longer it has been quiet, the less a moment matters: a thousand turns that wait for
         their models should cost next to nothing.
         """
-        return max(self.tick, min(self.quiet / 2, LONGEST_TICK_SECONDS))
+        return max(self.tick, min(self.quiet, LONGEST_TICK_SECONDS))
 
     @property
-    def comparison_due(self) -> bool:
-        """Whether to compare with the store: events get lost without a gap as well.
+    def reconcile_due(self) -> bool:
+        """Whether to reconcile: events get lost without a gap as well.
 
-        That is after 5 s, 20 s, 80 s, since each comparison reads the messages of the session.
+        That is after 5 s, 20 s, 80 s, since each reads the messages of the session.
         """
-        return self.now() - self.compared >= (self.tick if self.unlisted else self.quiet * 3 / 4)
+        return self.now() - self.reconciled >= (self.tick if self.unlisted else self.quiet * 3 / 4)
 
     # When it is given up
 
@@ -874,9 +883,9 @@ class TurnLimits:
             return None
         return Failure(FailureType.UPSTREAM_TIMEOUT, SILENT.format(seconds))
 
-    def exceeded(self, reader: Reader) -> Failure | None:
+    def exceeded(self, reader: TurnReader) -> Failure | None:
         """Return why to give up a turn that does not end by itself."""
-        steps = len(reader.state.messages.answers)
+        steps = len(reader.state.messages.assistant)
         if steps > self._settings.max_steps:
             return Failure(FailureType.UPSTREAM_ENDLESS, ENDLESS.format(steps))
         most = self._settings.max_cost

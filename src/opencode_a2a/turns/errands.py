@@ -33,13 +33,10 @@ from opencode_a2a.store.callers import Spent, day_of
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.attempt import TICK_SECONDS, UNBEGUN_SECONDS
-from opencode_a2a.turns.interrupts import (
-    AfterAttend,
-    SharedInterrupts,
-    StoredInterrupt,
-    WorkInterrupts,
-)
+from opencode_a2a.turns.interrupt_state import StoredInterrupt
+from opencode_a2a.turns.interrupts import AfterAttend, WorkInterrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, SessionRights, Work
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 logger = structlog.get_logger(__name__)
 
@@ -79,33 +76,33 @@ class Errand:
     def expect(self) -> None:
         """Expect work to begin: an idle session does not end the errand yet."""
         self._begun = False
-        """Whether OpenCode was seen at work."""
+        """Whether OpenCode was seen working."""
         self._latest = asyncio.get_running_loop().time() + UNBEGUN_SECONDS
-        """When an idle session ends the errand though it was never seen at work: with a prompt that
+        """When an idle session ends the errand though it was never seen working: with a prompt that
         wants no reply, OpenCode never begins."""
 
     async def run(self) -> None:
         """Follow the session until its work is done."""
-        compare = True
+        needs_reconcile = True
         try:
             while True:
                 try:
                     given = len(self.works)
                     # It is done, unless it was given more to do meanwhile.
-                    if compare and await self._compare() and len(self.works) == given:
+                    if needs_reconcile and await self._reconcile() and len(self.works) == given:
                         return
                     items: list[FeedItem] = []
                     with suppress(TimeoutError):
                         async with asyncio.timeout(TICK_SECONDS):
                             items = await self.subscription.batch(lambda _: None)
-                    compare = await self._hear(items) or not items
+                    needs_reconcile = await self._hear(items) or not items
                     match await self.interrupts.attend():
                         case AfterAttend.STOP_EXPIRED | AfterAttend.STOP_FORGED:
                             await self._opencode.abort_session(self._root)
                             self.interrupts.note_stopped()
-                            compare = True
-                        case AfterAttend.COMPARE:
-                            compare = True
+                            needs_reconcile = True
+                        case AfterAttend.RECONCILE:
+                            needs_reconcile = True
                         case AfterAttend.GO_ON:
                             pass
                 except UpstreamError as error:
@@ -113,7 +110,7 @@ class Errand:
                         "could not read OpenCode's state; will retry", error=error.message
                     )
                     await asyncio.sleep(TICK_SECONDS)
-                    compare = True
+                    needs_reconcile = True
         except Exception:  # nobody would follow the work any more, and show what it asks
             if self._root not in self._shared.sessions_with_turn:
                 with suppress(TimeoutError, ServiceError):
@@ -127,9 +124,9 @@ class Errand:
             self.interrupts.close()
 
     async def _hear(self, items: list[FeedItem]) -> bool:
-        """Handle events; return whether to compare with OpenCode's state."""
+        """Handle events; return whether to reconcile."""
         events: list[TurnEvent] = []
-        compare, spent = False, Spent()
+        needs_reconcile, spent = False, Spent()
         for item in items:
             match item:
                 case PermissionAsked() | QuestionAsked():
@@ -140,7 +137,7 @@ class Errand:
                     events.append(Resumed(item.request_id, item.type, item.resolution))
                 case SessionStatusChanged(session_id=self._root, status=status):
                     idle = isinstance(status, StatusIdle)
-                    compare, self._begun = compare or idle, self._begun or not idle
+                    needs_reconcile, self._begun = needs_reconcile or idle, self._begun or not idle
                 case MessageUpdated(info=AssistantMessage() as info):
                     if self._root not in self._shared.sessions_with_turn:  # which counts it itself
                         now, before = usage(info), self._used.get(info.id, Usage())
@@ -148,7 +145,7 @@ class Errand:
                         more = max(0.0, now.cost - before.cost), max(0, now.total - before.total)
                         spent = Spent(spent.cost + more[0], spent.tokens + more[1])
                 case Gap(connected=True):
-                    compare = True
+                    needs_reconcile = True
                 case _:
                     pass
         await self._ask_and_settle(events)
@@ -156,9 +153,9 @@ class Errand:
             # At once: it counts whatever becomes of the errand, and of this process.
             used: dict[tuple[str, int], Spent] = {(self.principal, day_of(now_ms())): spent}
             await self._database.write_until_stored(callers.add_spending, used)
-        return compare
+        return needs_reconcile
 
-    async def _compare(self) -> bool:
+    async def _reconcile(self) -> bool:
         """Compare with OpenCode's pending requests and status; return whether the work is done."""
         statuses = await self._opencode.session_status(at=self.location)
         permissions, questions = await snapshot.pending(self._opencode, self.location)
@@ -253,7 +250,7 @@ class Errands:
             work.begun = FULL  # other work may have joined it; no narrower prompt may
             errand.works.append(work)
         for asked in left.values():
-            errand.subscription.adopt(asked.session_id)
+            errand.subscription.follow_child(asked.session_id)
         errand.interrupts.restore(stored, left)
         errand.subscription.wake()
 

@@ -3,41 +3,19 @@
 ``WorkInterrupts`` holds the interrupts of one turn, or of one errand (see ``errands``), from the
 request to its end. It calls ``SharedInterrupts``, which all turns and errands share: the interrupts
 that are open now, the table, and the way to OpenCode. ``tasks`` and ``extensions`` bring the answer
-of a person to the ``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
+of a person to the ``WorkInterrupts`` that asked. ``turns.interrupt_state`` says what an
+``Interrupt`` is, and which stages it goes through.
 
-=======  ==============================================================  =======================
-stage    what happens                                                    next stage
-=======  ==============================================================  =======================
-NEW      it is stored with number and deadline: a person is asked        WAITING
-         it is stored with the answer of a rule or a grant               DUE
-WAITING  a person answers                                                SENDING
-         a person gives a grant that covers it                           DUE
-         the deadline passes: a person's answer that could not be
-         delivered is given, otherwise the default answer                SENDING
-         the deadline passes, and the default is to end the turn         EXPIRED
-DUE      the turn gives the answer                                       SENDING
-RETRY    the turn gives the answer again, or its sender repeats it       SENDING
-SENDING  OpenCode takes the answer, or does not know the request         GIVEN
-         OpenCode cannot be reached with a person's answer               WAITING
-         the sender leaves before OpenCode has taken the answer          RETRY
-         OpenCode cannot be reached with an answer that was due          RETRY
-GIVEN    OpenCode does not confirm a person's answer in time             WAITING
-any      OpenCode says that it is settled, or no longer lists it         SETTLED
-=======  ==============================================================  =======================
-
-An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. Each
-interrupt leaves one audit record when it is settled.
-
-A request that is open is known in these places. After a crash, each is filled from the log of the
+An open request is recorded in several objects. After a crash, each is filled from the log of the
 task or from the row:
 
 ==========================  ============================  =====================  ===============
-place                       added by                      removed by             after a crash
+object                      added by                      removed by             after a crash
 ==========================  ============================  =====================  ===============
 the row in the table        ``store_asked``               ``store_settled``      is kept
 ``Status.pending``          an entry of the log           an entry of the log    by the log
-``Emitted.open``            ``Reader._emit``              ``Reader._emit``       by the log [1]_
-``TurnRequests.pending``    an event or a snapshot        an event, a snapshot   ``Emitted.open``
+``Emitted.open``            ``TurnReader._emit``          ``TurnReader._emit``   by the log [1]_
+``AskedRequests.pending``   an event or a snapshot        an event, a snapshot   ``Emitted.open``
 ``WorkInterrupts.open``     ``ask_and_settle``            ``ask_and_settle``     by the row
 ``SharedInterrupts.open``   together with the one above   with the one above     by the row
 ==========================  ============================  =====================  ===============
@@ -49,69 +27,49 @@ crash kept from the log is written to it after the restart (``unlogged``).
 """
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-import orjson
 import structlog
-from sqlalchemy.engine import Connection
 
-from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
+    UpstreamAwayError,
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.events import (
-    Emitted,
-    Finished,
-    Interrupted,
-    Resumed,
-    ToolChanged,
-    TurnEvent,
-    load_known,
-)
-from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
+from opencode_a2a.events import Finished, Interrupted, Resumed, ToolChanged, TurnEvent
+from opencode_a2a.ids import Owner, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
-from opencode_a2a.opencode.driver import Driver, Location
+from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.rights import NARROWEST, Rights
-from opencode_a2a.store import interrupts as interrupt_rows
-from opencode_a2a.store.database import Database, Write, readable
-from opencode_a2a.store.interrupts import InterruptRow
+from opencode_a2a.store.database import Write
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.turns import snapshot
-from opencode_a2a.turns.answers import (
-    Answer,
-    PermissionReply,
-    QuestionRejection,
-    QuestionReply,
-    Reply,
-    Scope,
-    check_allowed,
+from opencode_a2a.turns import files, snapshot
+from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionRejection, check_allowed
+from opencode_a2a.turns.interrupt_state import (
+    CLOCK,
+    Interrupt,
+    Settlement,
+    Stage,
+    StoredInterrupt,
+    judge_end,
 )
-from opencode_a2a.turns.policy import (
-    Grant,
-    Grants,
-    expiry,
-    expiry_text,
-    give,
-    known_answer,
-    progress,
-    record_given,
-)
+from opencode_a2a.turns.policy import expiry, known_answer, progress
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 logger = structlog.get_logger(__name__)
 
+LINKS_SECONDS = 1.0
+"""How long a request waits to learn where symbolic links lead: a file system may hang."""
 CONFIRM_SECONDS = 10.0
 """Seconds in which OpenCode has to confirm an answer that it took."""
 LOST_SECONDS = 1.5
@@ -119,364 +77,24 @@ LOST_SECONDS = 1.5
 connection to its events is open a moment before it is."""
 CONNECT_SECONDS = 10.0
 """Seconds that an answer waits for its turn to be connected after a restart of the service."""
-CLOCK, ELSEWHERE = "deadline", "elsewhere"
-"""Recorded as ``by`` when an interrupt was settled by no principal, grant or rule."""
 STOPPED_MESSAGE = "The turn stopped before OpenCode confirmed the answer; try again"
-
-
-class Stage(Enum):
-    """How far an interrupt has come; the table above says how it moves on."""
-
-    NEW = auto()
-    WAITING = auto()
-    DUE = auto()
-    """Its answer is known, and OpenCode has not been given it."""
-    RETRY = auto()
-    """OpenCode may have been given its answer, and is given it once more."""
-    SENDING = auto()
-    GIVEN = auto()
-    """OpenCode will say no more about it except that it is settled."""
-    EXPIRED = auto()
-    SETTLED = auto()
 
 
 class AfterAttend(Enum):
     """What the work that asks has to do next."""
 
     GO_ON = auto()
-    COMPARE = auto()
-    """Read OpenCode's state: OpenCode does not know an interrupt that is open here."""
+    RECONCILE = auto()
+    """Read OpenCode's state: it may not know an interrupt that is open here, or it has not
+    confirmed an answer."""
     STOP_EXPIRED = auto()
     """Stop OpenCode: nobody answered in time."""
     STOP_FORGED = auto()
     """Stop OpenCode: an interrupt was answered past this service, where that is not allowed."""
 
 
-@dataclass(eq=False, slots=True)
-class Interrupt:
-    """A permission or question on whose answer OpenCode waits."""
-
-    asked: Interrupted
-    asker: "WorkInterrupts"
-    """The interrupts of the turn or errand that it stops."""
-    stage: Stage = Stage.NEW
-    for_person: bool = True
-    """Whether a person is asked, since neither a rule nor a grant had the answer."""
-    due: Answer | None = None
-    """The answer that OpenCode is given in the stage DUE."""
-    given: Answer | None = None
-    """The latest answer that OpenCode may have: also in WAITING, if it could not be delivered."""
-    counted: Answer | None = None
-    """The answer that settled it, if any."""
-    implied: Answer | None = None
-    """An answer to another request by which OpenCode may settle this one too."""
-    timer: asyncio.TimerHandle | None = None
-    logged: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the log of the task says how it was settled, or the work stopped before that."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it stops the turn until a person has answered."""
-        return self.for_person and self.stage not in (Stage.NEW, Stage.SETTLED)
-
-    def answerable(self, answer: Answer) -> bool:
-        """Whether a person may answer it now, with this answer."""
-        # One that OpenCode is given once more can only be repeated: OpenCode may have acted on it.
-        repeats = self.stage is Stage.RETRY and self.given == answer
-        return self.for_person and (self.stage is Stage.WAITING or repeats)
-
-    def leave_sending(self, to: Stage) -> None:
-        """Go to a stage after sending, unless an event has settled it meanwhile."""
-        if self.stage is Stage.SENDING:
-            self.stage = to
-
-    @property
-    def name(self) -> str:
-        return str(self.asked.number or self.asked.request_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """How an interrupt ended, and by whose answer."""
-
-    resumed: Resumed
-    """The event, completed for the log."""
-    answer: Answer | None = None
-    """The answer that counted."""
-    answered_past_us: bool = False
-    """Whether OpenCode was answered by nobody that this service knows of."""
-
-
-def judge_end(
-    interrupt: Interrupt, event: Resumed, *, ran: bool, ending: bool, busy: bool
-) -> Settlement:
-    """Find out whose answer settled an interrupt.
-
-    OpenCode reports how a request was settled, but not by whom. A request that is only missing from
-    its list (``void``) comes without either. ``ran``: the tool call that asked was carried out;
-    ``ending``: the turn is over; ``busy``: OpenCode was at work when its state was last read. The
-    first row that applies decides:
-
-    =======================================================  =====================================
-    case                                                     settled
-    =======================================================  =====================================
-    the turn ends at the deadline (EXPIRED)                  expired, by the clock
-    reported, and our answer says the same                   by our answer
-    void, it ran, and our answer is not a refusal            by our answer
-    void, and our answer was GIVEN or the turn goes on       by our answer
-    an answer to another request explains it                 by that answer
-    void, but a permission whose call ran                    once, past us
-    void, while OpenCode is busy and the turn goes on        void, past us
-    void                                                     void, by nobody
-    reported                                                 as reported, past us
-    =======================================================  =====================================
-
-    Our answer is the one that OpenCode was ``given``, not one that is only ``due``.
-    """
-    answer, implied, void = interrupt.given, interrupt.implied, event.resolution == "void"
-    if interrupt.stage is Stage.EXPIRED:
-        return Settlement(replace(event, by=CLOCK, resolution="expired"))
-    # A call that has asked and was carried out was allowed to by somebody.
-    allowed = interrupt.asked.type == "permission" and ran
-    if answer is not None:
-        if not void:
-            taken = answer.resolution == event.resolution
-        elif allowed and answer.resolution != "rejected":
-            taken = True
-        else:
-            # A request that vanished has taken the answer that was on its way to it.
-            taken = interrupt.stage is Stage.GIVEN or not ending
-        if taken:
-            resolution = "expired" if answer.by == CLOCK else answer.resolution
-            return Settlement(replace(event, by=answer.by, resolution=resolution), answer)
-    if implied is not None and event.resolution in (implied.resolution, "void"):
-        counted = implied if implied.resolution == "rejected" else None
-        return Settlement(replace(event, by=implied.by), counted)
-    if void and allowed:
-        event, void = replace(event, resolution="once"), False
-    if void:
-        # It was dropped with the end of the turn, or, while OpenCode works on, answered.
-        return Settlement(event, answered_past_us=busy and not ending)
-    return Settlement(replace(event, by=ELSEWHERE), answered_past_us=True)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredInterrupt:
-    """An interrupt of a turn or an errand as the table has it."""
-
-    asked: Interrupted
-    answer: Answer | None
-    """The latest answer, if it has settled the interrupt or may yet do so."""
-    resumed: Resumed | None
-    """How it was settled; None if it is not."""
-    settled_at: int | None
-
-
-def unlogged(
-    emitted: Emitted, stored: Iterable[StoredInterrupt]
-) -> list[Interrupted | Answered | Resumed]:
-    """Return what the table has and the log lacks of a turn whose process was killed.
-
-    An end that names no answer of ours is left out: OpenCode's state says what it means.
-    """
-    missing: list[Interrupted | Answered | Resumed] = []
-    for one in stored:
-        resumed, request_id = one.resumed, one.asked.request_id
-        if request_id not in emitted.open:
-            # Only requests that a person is asked have a number.
-            if resumed is None and one.asked.number and request_id not in emitted.settled:
-                missing.append(one.asked)
-        elif resumed is not None and resumed.by not in (None, ELSEWHERE):
-            if one.answer is None and resumed.by == CLOCK:
-                continue  # the turn has to end because of it
-            if one.answer is not None and one.answer.message is not None:
-                missing.append(Answered(one.answer.message))
-            missing.append(resumed)
-    return missing
-
-
-class SharedInterrupts:
-    """What all turns and errands share: the interrupts that are open, their table, OpenCode."""
-
-    def __init__(self, database: Database, opencode: Driver, settings: Settings) -> None:
-        self._database = database
-        self.opencode = opencode
-        self.grants = Grants(database)
-        self.settings = settings.interrupts
-        self.console_answers = settings.console_answers
-        """Whether people may answer past this service, at OpenCode's own terminal."""
-        self._rights = settings.auth.rights
-        self.sessions_with_turn: dict[SessionId, WorkInterrupts] = {}
-        """The turn that runs in a session: it is asked everything that the session asks."""
-        self.open: dict[RequestId, Interrupt] = {}
-        """Interrupts that are not settled. A turn and an errand may follow the same session; the
-        first of them to hear of a request asks it, and the other does not."""
-
-    @property
-    def allows_always(self) -> bool:
-        return self.settings.allow_always and self.opencode.features.always
-
-    async def reply(self, asked: Interrupted, reply: Reply, at: Location) -> None:
-        """Send OpenCode a reply."""
-        match reply:
-            case PermissionReply():
-                await self.opencode.reply_permission(
-                    asked.request_id, reply.reply, reply.message, at=at
-                )
-            case QuestionReply():
-                await self.opencode.reply_question(asked.request_id, reply.answers, at=at)
-            case QuestionRejection():
-                await self.opencode.reject_question(asked.request_id, at=at)
-
-    async def store_asked(
-        self, owner: Owner, asked: Interrupted, known: Answer | None = None
-    ) -> Interrupted:
-        """Store an interrupt; return it with its number, its deadline and the default then.
-
-        If its answer is ``known``, that is stored with it, and nobody is asked.
-        """
-        settings, now = self.settings, now_ms()
-        expires_at = now + int(settings.interrupt_request_ttl_seconds * 1000)
-        asked = replace(
-            asked,
-            asked_at=now,
-            expires_at=expires_at,
-            default=expiry_text(settings, asked),
-            allows_always=self.allows_always and asked.type == "permission",
-        )
-        new = InterruptRow(
-            asked.request_id,
-            owner.task_id or "",
-            owner.context_id,
-            owner.principal,
-            asked.type,
-            orjson.dumps(asked),
-            expires_at,
-            answer=None if known is None else known.dump(),
-            rights=orjson.dumps(owner.rights),
-        )
-        # Only a request that a task puts to a person has a number: nobody has to name others.
-        numbered = known is None and owner.task_id is not None
-        # One that was asked before a restart keeps its deadline.
-        row = await self._database.write_until_stored(interrupt_rows.add, new, numbered=numbered)
-        metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
-        return replace(asked, expires_at=row.expires_at, number=row.number)
-
-    async def store_answer(
-        self,
-        request_ids: Sequence[str],
-        answer: Answer,
-        in_same_commit: Write | None = None,
-        *,
-        insist: bool = False,
-    ) -> None:
-        """Store an answer, and run ``in_same_commit`` with that, before OpenCode is given it.
-
-        Otherwise a service that is killed in between would take the caller's repeat for the
-        answer to the next interrupt. ``insist`` waits for a database that is away.
-        """
-
-        def write(connection: Connection) -> None:
-            for request_id in request_ids:
-                interrupt_rows.store_answer(connection, request_id, answer.dump())
-            if in_same_commit is not None:
-                in_same_commit(connection)
-
-        await (self._database.write_until_stored(write) if insist else self._database.write(write))
-
-    async def store_settled(
-        self, owner: Owner, asked: Interrupted, resumed: Resumed, scope: Scope | None = None
-    ) -> Grant | None:
-        """Record in the table and in the audit log how an interrupt ended.
-
-        With a scope the person has allowed more than this request: store and return the grant.
-        """
-        now = now_ms()
-
-        def write(connection: Connection) -> tuple[bool, Grant | None]:
-            settled = interrupt_rows.settle(
-                connection, resumed.request_id, resumed.resolution, now, resumed.by
-            )
-            if not settled or scope is None:
-                return settled, None
-            return settled, give(connection, owner, asked, scope, now)
-
-        settled, grant = await self._database.write_until_stored(write)
-        if not settled:  # an earlier process did, and recorded it
-            return None
-        if grant is not None and grant.request_id == asked.request_id:
-            record_given(grant)
-        record_settled(owner, asked, resumed)
-        return grant
-
-    async def stored(self, task_id: str, context_id: str) -> list[StoredInterrupt]:
-        """Return all interrupts of a task, or of an errand, for which the task id is empty."""
-        found: list[StoredInterrupt] = []
-        # The work may be running, and cannot go on without: wait for a database that is away.
-        for row in await self._database.read_until_available(
-            interrupt_rows.of_work, task_id, context_id
-        ):
-            asked = Interrupted.load(orjson.loads(row.asked))
-            asked = replace(asked, expires_at=row.expires_at, number=row.number)
-            resumed, answer = None, Answer.load(row.answer) if row.answer else None
-            if row.resolution is not None:
-                resumed = Resumed(asked.request_id, asked.type, row.resolution, row.settled_by)
-                answer = answer if answer and answer.by == row.settled_by else None
-            found.append(StoredInterrupt(asked, answer, resumed, row.settled_at))
-        return found
-
-    async def errand_owners(self) -> list[Owner]:
-        """Return the owners of the errands whose interrupts an earlier process left open."""
-
-        def load(row: InterruptRow) -> Owner:
-            # An earlier version did not store the rights; the deployment may allow less now.
-            rights = load_known(Rights, orjson.loads(row.rights)) if row.rights else NARROWEST
-            context_id, principal = ContextId(row.context_id), Principal(row.principal)
-            return Owner(None, context_id, principal, rights & self._rights)
-
-        owners: dict[str, Owner] = {}
-        left = await self._database.read(interrupt_rows.left)
-        for owner in readable("a permission or question", left, load):
-            owners.setdefault(owner.context_id, owner)
-        return [*owners.values()]
-
-    async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
-        """Return the interrupts that a principal is asked now, or everybody; most urgent first."""
-        found = await self._database.read(interrupt_rows.pending, principal, kind)
-        waiting = (self.open.get(RequestId(row.request_id)) for row in found)
-        return [one for one in waiting if one is not None and one.waits]
-
-    async def find(self, request_id: str) -> InterruptRow | None:
-        """Return the row of an interrupt, also of a settled one."""
-        return await self._database.read(interrupt_rows.find, request_id)
-
-
-def record_settled(owner: Owner, asked: Interrupted, resumed: Resumed) -> None:
-    """Record in the audit log how an interrupt ended."""
-    metrics.INTERRUPT_RESOLVED.labels(resumed.resolution).inc()
-    AUDIT.info(
-        "interrupt settled",
-        request_id=asked.request_id,
-        type=asked.type,
-        task_id=owner.task_id,
-        principal=owner.principal,
-        permission=asked.permission,
-        patterns=asked.patterns,
-        asked_at=asked.asked_at,
-        resolution=resumed.resolution,
-        by=resumed.by,
-        settled_at=now_ms(),
-    )
-
-
-def record_void(owner: Owner, rows: Iterable[InterruptRow]) -> None:
-    """Record in the audit log that interrupts ended with their task."""
-    for row in rows:
-        try:
-            asked = Interrupted.load(orjson.loads(row.asked))
-        except (KeyError, TypeError, ValueError):  # its task ends because it cannot be read
-            asked = Interrupted(RequestId(row.request_id), row.type, SessionId("unknown"))
-        record_settled(owner, asked, Resumed(asked.request_id, asked.type, "void"))
+def _wake_nobody() -> None:
+    """Stand in for the wake-up of work that has ended."""
 
 
 @dataclass(eq=False, slots=True)
@@ -500,7 +118,7 @@ class WorkInterrupts:
     """Set once answers can be given: at once for new work, and for a turn that an earlier process
     began when it follows its session. The end sets it too."""
     busy: bool = False
-    """Whether OpenCode was at work when its state was last read, by the turn or errand."""
+    """Whether OpenCode was working when its state was last read, by the turn or errand."""
     forged: bool = False
     """Whether an interrupt was answered past this service, where that is not allowed."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -512,7 +130,7 @@ class WorkInterrupts:
     _refusing: Answer | None = None
     """The refusal by the person who has the turn stopped; it is also for requests that are heard of
     only afterwards."""
-    _unknown: bool = False
+    _needs_reconcile: bool = False
     """Whether OpenCode may not have an interrupt any more that is open here."""
     _closed: bool = False
 
@@ -555,6 +173,8 @@ class WorkInterrupts:
         for interrupt in (*self._settled, *self.open.values()):
             interrupt.logged.set()
         self.changed.set()
+        # What refers to each other in a circle stays until the garbage collector finds it.
+        self.wake = _wake_nobody
 
     # Asked
 
@@ -607,6 +227,12 @@ class WorkInterrupts:
             except (UpstreamError, SessionNotFoundError) as error:  # a sub-agent's may be deleted
                 logger.warning("input of a tool call not known", error=error.message)
         known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
+        if known is None:
+            try:
+                async with asyncio.timeout(LINKS_SECONDS):
+                    asked = replace(asked, links=await asyncio.to_thread(files.links, asked))
+            except TimeoutError:
+                logger.warning("symbolic links not followed", directory=asked.directory)
         asked = await self.shared.store_asked(self.owner, asked, known)
         interrupt.asked, interrupt.for_person = asked, known is None
         if known is None:
@@ -653,6 +279,7 @@ class WorkInterrupts:
             if answer is None or not (late or before in (Stage.DUE, Stage.RETRY)):
                 continue
             interrupt.stage = Stage.SENDING
+            failed = Stage.WAITING if late else Stage.RETRY
             try:
                 if late:
                     await self.shared.store_answer([asked.request_id], answer, insist=True)
@@ -660,14 +287,16 @@ class WorkInterrupts:
             except UpstreamNotFoundError:
                 pass  # OpenCode's state, which is read next, says why
             except UpstreamError as error:
+                if _response_lost(error):
+                    failed = Stage.RETRY
                 logger.warning(
                     "interrupt not answered", request_id=asked.request_id, error=error.message
                 )
             finally:
-                interrupt.leave_sending(Stage.WAITING if late else Stage.RETRY)
-        if self._unknown:
-            self._unknown = False
-            return AfterAttend.COMPARE
+                interrupt.leave_sending(failed)
+        if self._needs_reconcile:
+            self._needs_reconcile = False
+            return AfterAttend.RECONCILE
         return AfterAttend.GO_ON
 
     async def answer(
@@ -740,11 +369,11 @@ class WorkInterrupts:
         except UpstreamNotFoundError:
             if answer not in (interrupt.counted, interrupt.given, interrupt.implied):
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
-        except ServiceError:
-            interrupt.leave_sending(Stage.WAITING)
-            raise
-        except BaseException:  # the caller has left; the answer is stored, and has to be given
-            interrupt.leave_sending(Stage.RETRY)
+        except BaseException as error:
+            # If the caller has left, the turn gives the answer, since it is stored.
+            left = not isinstance(error, ServiceError)
+            again = left or _response_lost(error)
+            interrupt.leave_sending(Stage.RETRY if again else Stage.WAITING)
             self.wake()
             raise
         await self._wait_confirmed(interrupt, answer)
@@ -762,18 +391,18 @@ class WorkInterrupts:
             for other in self.open.values():
                 if earlier is None and other.implied is answer and answer.resolution == "always":
                     other.implied = None
-            self._compare()
+            self._require_reconcile()
             raise
         interrupt.leave_sending(Stage.GIVEN)
-        asyncio.get_running_loop().call_later(LOST_SECONDS, self._compare_unconfirmed, interrupt)
+        asyncio.get_running_loop().call_later(LOST_SECONDS, self._reconcile_unconfirmed, interrupt)
 
-    def _compare_unconfirmed(self, interrupt: Interrupt) -> None:
+    def _reconcile_unconfirmed(self, interrupt: Interrupt) -> None:
         if interrupt.stage is Stage.GIVEN and not self._closed:
-            self._compare()
+            self._require_reconcile()
 
-    def _compare(self) -> None:
+    def _require_reconcile(self) -> None:
         """Have OpenCode's stored state say what became of a request."""
-        self._unknown = True
+        self._needs_reconcile = True
         self.wake()
 
     async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
@@ -882,7 +511,7 @@ class WorkInterrupts:
         self.forged = False
 
     def go_on(self) -> None:
-        """Note that the turn goes on after it was stopped: new requests are asked again."""
+        """Note that the turn continues after it was stopped: new requests are asked again."""
         self._refusing = None
 
     async def reject_leftovers(self, sessions: Container[SessionId]) -> None:
@@ -903,6 +532,11 @@ class WorkInterrupts:
 
     def _at(self, asked: Interrupted) -> Location:
         return Location(directory=asked.directory) if asked.directory else self.location
+
+
+def _response_lost(error: BaseException) -> bool:
+    """Whether OpenCode may have acted on a call that failed with this error."""
+    return isinstance(error, UpstreamUnreachableError) and not isinstance(error, UpstreamAwayError)
 
 
 def _outcome(found: Sequence[Interrupt], failed: dict[Interrupt, ServiceError]) -> ServiceError:

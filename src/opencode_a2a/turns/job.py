@@ -19,8 +19,10 @@ from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.types import MessageWithParts
 from opencode_a2a.store.database import Write
-from opencode_a2a.turns.interrupts import SharedInterrupts, StoredInterrupt, WorkInterrupts
-from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, BoundSession, Sessions
+from opencode_a2a.turns.interrupt_state import StoredInterrupt
+from opencode_a2a.turns.interrupts import WorkInterrupts
+from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, Sessions, TurnSession
+from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 
@@ -61,8 +63,8 @@ class SharedTurns:
     async def check_reachable(self) -> None:
         """Raise an error if OpenCode has never answered this service and does not answer now.
 
-        Once it has answered, a turn waits for an OpenCode that is away. Before that the address or
-        the password may be wrong, and waiting would not help.
+        Once it has answered, a turn waits for an OpenCode that is unreachable. Before that the
+        address or the password may be wrong, and waiting would not help.
         """
         if self.feed.connections:
             return
@@ -72,7 +74,7 @@ class SharedTurns:
         except TimeoutError:
             raise UpstreamTimeoutError from None
 
-    async def model(self, session: BoundSession, named: ModelRef | None) -> ModelRef | None:
+    async def model(self, session: TurnSession, named: ModelRef | None) -> ModelRef | None:
         """Return the model to prompt a session with; None leaves the choice to OpenCode.
 
         A request names a model for itself alone, but OpenCode keeps it for the session; the prompt
@@ -91,12 +93,12 @@ class SharedTurns:
 
 
 class Log(Protocol):
-    """The log of a task, as its turn writes it: a ``tasks.log.TaskLog``, which is above turns."""
+    """The log of a task, as its turn writes it: a ``log.log.TaskLog``."""
 
     async def append(
         self, events: Sequence[TurnEvent | Answered], in_same_commit: Write | None = None
     ) -> object:
-        """Append events, and run ``in_same_commit`` with that; return once both are stored."""
+        """Append events; return once firm ones are stored, and ``in_same_commit`` with them."""
         ...
 
     def append_now(self, events: Sequence[TurnEvent]) -> object:
@@ -177,13 +179,14 @@ class Job:
         self.recovered = logged is not None
         """Whether an earlier process began it."""
         self.emitted = logged.emitted if logged is not None else Emitted()
-        """Everything that earlier processes wrote of it to the log."""
+        """Everything that earlier processes wrote of it to the log; the reader of a recovered turn
+        continues with this object."""
         added = logged.added if logged is not None else ()
         self.additions = [Addition(one, stored=True) for one in added]
         """The messages that were added and that OpenCode is not known to have."""
         self.canceled = logged is not None and logged.canceled
         self.refusal: Failure | None = None
-        """Why a recovered turn may not go on, and is only stopped in OpenCode."""
+        """Why a recovered turn may not continue, and is only stopped in OpenCode."""
         self.interrupts = WorkInterrupts(shared.interrupts, owner, wake)
         # A person can answer them at once; OpenCode gets the answers when it is connected.
         if logged is None:
@@ -194,7 +197,7 @@ class Job:
             for request_id, interrupt in self.interrupts.open.items():
                 self.emitted.open[request_id] = interrupt.asked
 
-    def bound(self, session: BoundSession) -> SessionBound:
+    def session_bound_event(self, session: TurnSession) -> SessionBound:
         """Return the event that names the session, and the model and agent if they were chosen."""
         model = self.request.routing.model or self.shared.default_model
         return SessionBound(

@@ -25,7 +25,7 @@ from opencode_a2a.store.database import Database, readable
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply, Scope
-from opencode_a2a.turns.shell import command_line, covers, exact_command
+from opencode_a2a.turns.shell import command_line, covers, exact_command, is_elsewhere
 
 RULE = "rule"
 """Recorded as ``by`` when a rule, or the rights of the work, settle an interrupt."""
@@ -76,7 +76,12 @@ class Grant:
         )
 
     def _covers_command(self, asked: Interrupted) -> bool:
-        """Whether it allows a command line: a plain command by a pattern, any other as it was."""
+        """Whether it allows a command line: a plain command by a pattern, any other as it was.
+
+        One that is to run in another directory is asked for: that is not what was allowed.
+        """
+        if is_elsewhere(asked):
+            return False
         if (exact := exact_command(asked)) is not None:
             return exact in self.patterns
         command = command_line(asked)
@@ -93,7 +98,7 @@ class Grants:
     async def covering(self, owner: Owner, asked: Interrupted) -> Grant | None:
         """Return the grant by which a person has allowed a request before.
 
-        Wait for a database that is away: the request would be lost otherwise.
+        Wait for a database that is unreachable: the request would be lost otherwise.
         """
         found = await self._database.read_until_available(
             grant_rows.of_context, owner.principal, owner.context_id
@@ -201,7 +206,7 @@ def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope,
     return _load(grant_rows.add(connection, row))
 
 
-def record_given(grant: Grant) -> None:
+def audit_given(grant: Grant) -> None:
     """Record in the audit log that a person has given a grant."""
     AUDIT.info(
         "grant given",

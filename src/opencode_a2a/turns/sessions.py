@@ -25,7 +25,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
-from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from opencode_a2a.bounds import Recent
@@ -43,6 +42,7 @@ from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges,
 from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
+from opencode_a2a.telemetry import draw_id
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -65,7 +65,7 @@ MARK = PermissionRule(permission="opencode-a2a", pattern="*", action="deny")
 MAX_DEPTH = 16
 """How deep sub-agents may be nested; nobody may use a session below that."""
 
-Place = tuple[Principal, ContextId, str]
+ContextPlace = tuple[Principal, ContextId, str]
 """A context in one place it runs in: a directory or a workspace, empty for the root."""
 
 
@@ -107,7 +107,7 @@ class WorkspaceRoot:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSession:
+class TurnSession:
     """A session that a turn may use."""
 
     session_id: SessionId
@@ -145,7 +145,7 @@ class TurnLock(asyncio.Lock):
 
 
 class Places:
-    """The owners of workspaces (by id) and worktrees (by directory) that were made by method."""
+    """The owners of workspaces (by id) and worktrees (by directory) that callers made."""
 
     def __init__(self, database: Database, upstream: str) -> None:
         self._database = database
@@ -155,7 +155,7 @@ class Places:
         await self._database.write(task_rows.own_places, principal, self._upstream, names)
 
     async def visible(self, principal: Principal, names: Iterable[str]) -> list[str]:
-        """Return those that the caller may see: their own, and those that nobody made by method."""
+        """Return those that the caller may see: their own, and those of no caller."""
         asked = [*names]
         return (
             await self._database.read(task_rows.visible_places, principal, asked) if asked else []
@@ -189,15 +189,15 @@ class Sessions:
         self._workspace = workspace
         self._upstream = upstream
         self._claim_ms = int(claim_seconds * 1000)
-        self._creating: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        self._creating: WeakValueDictionary[ContextPlace, asyncio.Lock] = WeakValueDictionary()
         """Held while a turn finds or creates the session of a context in a place."""
-        self._unanswered = Recent[Place, str](KNOWN_SESSIONS)
+        self._unanswered = Recent[ContextPlace, str](KNOWN_SESSIONS)
         """The keys of sessions that OpenCode was asked to create, until it answers."""
-        self._known = Recent[SessionId, BoundSession](KNOWN_SESSIONS)
+        self._known = Recent[SessionId, TurnSession](KNOWN_SESSIONS)
         """Sessions that OpenCode was seen to have, so that it need not be asked again."""
         self._parents = Recent[SessionId, SessionId | None](KNOWN_SESSIONS)
         """The parent of each sub-agent's session; OpenCode never changes it."""
-        self._links = Recent[Place, SessionId](KNOWN_SESSIONS)
+        self._links = Recent[ContextPlace, SessionId](KNOWN_SESSIONS)
         """The session of each context in a place, as it is stored or about to be."""
         self._owners = Recent[SessionId, Principal](KNOWN_SESSIONS)
         """The owners of the sessions in ``_links``."""
@@ -352,9 +352,9 @@ class Sessions:
         except SessionNotFoundError:
             raise InvalidParamsError.of(SESSION_FIELD, "is not the id of a session") from None
 
-    async def take(
+    async def bind(
         self, principal: Principal, context_id: ContextId, routing: Routing, *, fresh: bool = False
-    ) -> BoundSession:
+    ) -> TurnSession:
         """Return the session for a turn: the one named, the context's own, or a new one.
 
         ``fresh`` says that the context was created for this turn, so that it has none.
@@ -390,7 +390,7 @@ class Sessions:
                         case _:
                             pass
             if session is None:
-                key = key or str(uuid4())
+                key = key or draw_id(16)
                 self._unanswered[place] = key
                 draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
                 session = await self._opencode.create_session(draft, at=location)
@@ -398,7 +398,7 @@ class Sessions:
             bound = self._remember(session)
             return replace(bound, link=self._link(place, session.id), replaces=elsewhere)
 
-    async def _claim(self, principal: Principal, session_id: SessionId) -> BoundSession:
+    async def _claim(self, principal: Principal, session_id: SessionId) -> TurnSession:
         """Return a session that was asked for by its id, claimed for the length of the prompt."""
         if not well_formed("ses", session_id):
             raise SessionNotFoundError
@@ -408,14 +408,14 @@ class Sessions:
         return replace(session, named=True, claimed=True)
 
     async def confirm(
-        self, session: BoundSession, principal: Principal, context_id: ContextId, routing: Routing
+        self, session: TurnSession, principal: Principal, context_id: ContextId, routing: Routing
     ) -> None:
         """Let the context keep a claimed session, now that OpenCode took the prompt in it."""
         place = (principal, context_id, self.locate(routing)[1])
         await self._database.write(self._link(place, session.session_id))
         await self._hold(principal, session.session_id, None)
 
-    def _link(self, place: Place, session_id: SessionId) -> Write:
+    def _link(self, place: ContextPlace, session_id: SessionId) -> Write:
         """Let a context use a session from now on; return the write that stores it."""
         self._links[place] = session_id
         self._owners[session_id] = place[0]
@@ -426,7 +426,7 @@ class Sessions:
     async def forget(self, session_id: SessionId, *, insist: bool = False) -> None:
         """Forget a session that no longer exists, here and in the database.
 
-        ``insist`` waits for a database that is away.
+        ``insist`` waits for a database that is unreachable.
         """
         self._known.pop(session_id, None)
         self._owners.pop(session_id, None)
@@ -463,17 +463,17 @@ class Sessions:
         name = "" if directory == self._workspace.root else f"directory:{directory}"
         return Location(directory=directory), name
 
-    async def _load(self, session_id: SessionId) -> BoundSession:
+    async def _load(self, session_id: SessionId) -> TurnSession:
         known = self._known.get(session_id)
         return known or self._remember(await self._opencode.session(session_id))
 
-    def _remember(self, session: Session) -> BoundSession:
+    def _remember(self, session: Session) -> TurnSession:
         if not self._workspace.holds(session.directory, session.workspace_id):
             raise SessionNotFoundError  # to the caller it does not exist
         self._parents[session.id] = session.parent_id
         if session.permission:
             self.rights.note(session)
-        bound = BoundSession(session.id, Location(directory=session.directory))
+        bound = TurnSession(session.id, Location(directory=session.directory))
         self._known[session.id] = bound
         return bound
 

@@ -32,6 +32,11 @@ def command_line(asked: Interrupted) -> str | None:
     return None
 
 
+def is_elsewhere(asked: Interrupted) -> bool:
+    """Whether a command is to run in another directory than its session: no pattern names that."""
+    return (asked.tool_input or {}).get("workdir") not in (None, asked.directory)
+
+
 def exact_command(asked: Interrupted) -> str | None:
     """Return a command line that no pattern covers, but that can be allowed again as it is.
 
@@ -40,7 +45,7 @@ def exact_command(asked: Interrupted) -> str | None:
     command = command_line(asked)
     if command is None or is_plain(command) or asked.tool_input is None:
         return None
-    return None if asked.tool_input.get("workdir") is not None else command
+    return None if is_elsewhere(asked) else command
 
 
 def is_plain(command: str) -> bool:

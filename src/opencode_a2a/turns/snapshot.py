@@ -15,6 +15,7 @@ from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.driver import Driver, Location
+from opencode_a2a.opencode.translate import could_change_files
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     FileDiff,
@@ -24,7 +25,6 @@ from opencode_a2a.opencode.types import (
     QuestionRequest,
     ToolPart,
 )
-from opencode_a2a.rights import READING
 
 logger = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -90,13 +90,9 @@ class Snapshots:
     ) -> Snapshot:
         """Return what the reader needs to finish a turn whose sessions are idle."""
         messages = await messages_since(self._opencode, session_id, prompts[0])
-        parts = [part for message in messages for part in message.parts]
-        changed = any(isinstance(part, PatchPart) for part in parts)
-        # OpenCode compares the whole directory before and after: without a tool that could change
-        # a file, what differs is the work of somebody else there, and not for this caller to see.
-        could = any(isinstance(part, ToolPart) and part.tool not in READING for part in parts)
+        changed = any(isinstance(part, PatchPart) for one in messages for part in one.parts)
         diffs: list[FileDiff] = []
-        for prompt in prompts if changed and could else ():
+        for prompt in prompts if changed and could_change_files(messages) else ():
             diffs += await self._opencode.session_diff(session_id, prompt)
         of_children = await self.read_children(children)
         return Snapshot(messages=messages, children=of_children, diffs=diffs)

@@ -23,7 +23,7 @@ from opencode_a2a.telemetry import Trace, current_trace
 logger = structlog.get_logger(__name__)
 
 OFFER_SECONDS = 15.0
-"""Seconds that OpenCode may take to connect to the tools before a turn goes on without them."""
+"""Seconds that OpenCode may take to connect to the tools before a turn continues without them."""
 HEARD_SECONDS = 2.0
 """Seconds after a call in which OpenCode's event about it may come."""
 
@@ -130,7 +130,7 @@ class Tools:
         except (TimeoutError, UpstreamError) as failed:
             error = type(failed).__name__
         if error is not None:
-            logger.warning("the tools for other agents cannot be offered to OpenCode", error=error)
+            logger.warning("tools for other agents could not be offered to OpenCode", error=error)
 
     def hear(self, turn: CallingTurn, items: Iterable[FeedItem]) -> None:
         """Note which of the tools a turn is calling."""

@@ -1,4 +1,4 @@
-"""A turn: it takes a session, waits for earlier turns in it, and is given further messages.
+"""A turn: it binds a session, waits for earlier turns in it, and is given further messages.
 
 ``tasks`` runs a ``Turn`` and gives it the log to write to. In its session the turn makes an
 ``Attempt`` (``turns.attempt``), which sends the prompt and follows the session until the turn is
@@ -38,7 +38,7 @@ from opencode_a2a.turns.attempt import (
     SessionGoneError,
 )
 from opencode_a2a.turns.job import Addition, Job, Log, LoggedTurn, SharedTurns
-from opencode_a2a.turns.sessions import BoundSession, TurnLock
+from opencode_a2a.turns.sessions import TurnLock, TurnSession
 
 logger = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class TurnCanceledError(Exception):
 
 
 class Turn(Job):
-    """One turn of a task: ``run`` takes a session, and follows the prompt in it to its end.
+    """One turn of a task: ``run`` binds a session, and follows the prompt in it to its end.
 
     ``tasks`` may call ``cancel``, ``add`` and ``note_stored``, and answer ``interrupts``, at any
     moment until ``run`` has returned.
@@ -77,16 +77,16 @@ class Turn(Job):
         """
         self._attempt: Attempt | None = None
         super().__init__(shared, owner, request, self._wake, logged)
-        self._prompted: BoundSession | None = None
+        self._prompted: TurnSession | None = None
         """The session that an earlier process may have prompted. If it is gone the turn fails: in
         another session the prompt might be carried out a second time."""
         self._queued_in: SessionId | None = None
         """The session that an earlier process chose, and did not prompt. If it is gone the context
-        goes on in another."""
+        continues in another."""
         routing, bound = request.routing, self.emitted.bound
         if bound is not None and self.emitted.started:
             session_id, location = bound.session_id, Location(directory=bound.directory)
-            self._prompted = BoundSession(session_id, location, named=True, claimed=True)
+            self._prompted = TurnSession(session_id, location, named=True, claimed=True)
         if session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=session_id)
         if bound is not None and routing.session_id is None:
@@ -134,9 +134,9 @@ class Turn(Job):
             while True:
                 try:
                     if self._prompted is None:
-                        session = await self._take_session_and_lock(log)
+                        session = await self._bind_session_and_lock(log)
                     else:
-                        session = await self._take_prompted_session(self._prompted, log)
+                        session = await self._bind_prompted_session(self._prompted, log)
                     if session is None:
                         return
                     with closing(Attempt(self, session, log)) as self._attempt:
@@ -155,8 +155,8 @@ class Turn(Job):
             shared.running -= 1
             self.interrupts.close()
 
-    async def _take_session_and_lock(self, log: Log) -> BoundSession | None:
-        """Take a session and wait for earlier turns in it; None if the turn was canceled first."""
+    async def _bind_session_and_lock(self, log: Log) -> TurnSession | None:
+        """Bind a session and wait for earlier turns in it; None if the turn was canceled first."""
         shared, session = self.shared, None
         try:
             with self._cancelable():
@@ -168,12 +168,12 @@ class Turn(Job):
                 # A recovered turn waits for OpenCode for as long as it takes.
                 limit = None if self.recovered else shared.settings.opencode.timeout
                 async with asyncio.timeout(limit):
-                    session = await self._take_session()
+                    session = await self._bind_session()
                 if shared.tools is not None:
                     await shared.tools.offer(session.location)
                 lock = shared.sessions.turn_locks.get(session.session_id)
                 if lock is not None and lock is not self._lock:
-                    await log.append([self.bound(session)], session.link)
+                    await log.append([self.session_bound_event(session)], session.link)
                 await self._wait_for_lock(session.session_id, log)
         except TimeoutError:
             raise UpstreamUnreachableError from None
@@ -182,8 +182,8 @@ class Turn(Job):
             return None
         return session
 
-    async def _take_prompted_session(self, prompted: BoundSession, log: Log) -> BoundSession | None:
-        """Take the session that an earlier process may have prompted.
+    async def _bind_prompted_session(self, prompted: TurnSession, log: Log) -> TurnSession | None:
+        """Bind the session that an earlier process may have prompted.
 
         A turn that is canceled, or may not use the session any more, gets it as well, to be stopped
         there; but None if it is canceled while another turn runs in the session.
@@ -191,14 +191,14 @@ class Turn(Job):
         shared, session = self.shared, prompted
         try:
             with self._cancelable():
-                # Before OpenCode is asked for anything, as in ``_take_session_and_lock``.
+                # Before OpenCode is asked for anything, as in ``_bind_session_and_lock``.
                 await self._wait_for_lock(prompted.session_id, log)
-                session = await self._take_session()
+                session = await self._bind_session()
                 if shared.tools is not None:
                     await shared.tools.offer(session.location)
         except TurnCanceledError:
             if self._lock is None:
-                seconds = shared.interrupts.settings.cancel_abort_timeout_seconds
+                seconds = shared.settings.interrupts.cancel_abort_timeout_seconds
                 try:
                     async with asyncio.timeout(seconds):
                         await self._wait_for_lock(prompted.session_id, log)
@@ -228,8 +228,8 @@ class Turn(Job):
         finally:
             self._preparing = None
 
-    async def _take_session(self) -> BoundSession:
-        """Take the session of the context; wait while OpenCode or the database is away."""
+    async def _bind_session(self) -> TurnSession:
+        """Bind the session of the context; wait while OpenCode or the database is unreachable."""
         shared, owner = self.shared, self.owner
         passing = (*AWAY, UpstreamBackpressureError) if self.recovered else AWAY
         while True:
@@ -238,17 +238,17 @@ class Turn(Job):
                 if self._queued_in is not None:
                     chosen = replace(self._routing, session_id=self._queued_in)
                     try:
-                        session = await shared.sessions.take(
+                        session = await shared.sessions.bind(
                             owner.principal, owner.context_id, chosen
                         )
                         return replace(session, named=False)
                     except SessionNotFoundError:
                         self._queued_in = None
-                return await shared.sessions.take(
+                return await shared.sessions.bind(
                     owner.principal, owner.context_id, self._routing, fresh=self._new_context
                 )
             except passing as error:
-                logger.warning("session not taken, trying again", error=error.message)
+                logger.warning("session not bound, trying again", error=error.message)
                 await asyncio.sleep(AWAY_SECONDS)
 
     async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
@@ -292,7 +292,7 @@ class Turn(Job):
                     title=f"Task {ahead.owner.task_id} of the same session waits for an answer",
                     reason="This task runs when that one was answered or canceled",
                 )
-            changed = ahead and ahead.changed
+            changed = None if ahead is None else ahead.changed
             if report != reported:
                 reported = report
                 await log.append([report])

@@ -9,7 +9,6 @@ is in a module of its own. The limits of the JSON in a body are checked where it
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import sys
 import time
@@ -30,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
-from opencode_a2a.a2a.operations import METHODS, RPC_PATH
+from opencode_a2a.a2a.operations import CORE_METHODS, RPC_PATH
 from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings, Settings, loopback
@@ -51,6 +50,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
+from opencode_a2a.log.log import DRAINED
 from opencode_a2a.server.contracts import (
     DISCOVERY,
     HEALTH_PATH,
@@ -63,8 +63,7 @@ from opencode_a2a.server.contracts import (
 from opencode_a2a.server.http import OPERATION, refused, without_origin
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
-from opencode_a2a.tasks.log import DRAINED
-from opencode_a2a.telemetry import OPERATOR, begin_trace, current_trace, redact
+from opencode_a2a.telemetry import OPERATOR, begin_trace, current_trace, draw_id, redact
 from opencode_a2a.web.auth import (
     OPEN_PATHS,
     AcceptedCredential,
@@ -107,6 +106,8 @@ _READABLE = (
     (b"vary", b"Origin"),
 )
 _GZIP_LEVEL = 5
+_UNCOMPRESSED = ("text/event-stream",)
+"""The types that are served and not compressed; Starlette reads its list with each request."""
 _ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 
 
@@ -125,14 +126,16 @@ def edge(
     ``files`` are served beside those of the console, and ``anonymous`` are requests, as method and
     path, that need no credential.
     """
-    gzip_from = settings.a2a.http_gzip_minimum_size
     secure = settings.tls.cert_file and not loopback(settings.a2a.host)
     layers: list[Callable[[ASGIApp], ASGIApp] | None] = [  # the outermost first
         partial(AccessLog, always=[_ONLY_HTTPS] if secure else []),
         partial(Refusals, default=Version(settings.a2a.protocol_version)),
-        partial(Compression, minimum_size=gzip_from, compresslevel=_GZIP_LEVEL)
-        if gzip_from
-        else None,
+        partial(
+            Compression,
+            minimum_size=settings.a2a.http_gzip_minimum_size,
+            compresslevel=_GZIP_LEVEL,
+            exclude_content_types=_UNCOMPRESSED,
+        ),
         partial(Boundary, settings=settings),
         partial(Pages, files={**static_files(), **(files or {})}),
         partial(
@@ -211,9 +214,7 @@ class AccessLog:
         trace = begin_trace(parent, headers.get("tracestate") if parent else None)
         # Each request runs in a task, hence in a context, of its own: nothing has to be reset.
         current_trace.set(trace)
-        structlog.contextvars.bind_contextvars(
-            request_id=os.urandom(8).hex(), trace_id=trace.trace_id
-        )
+        structlog.contextvars.bind_contextvars(request_id=draw_id(8), trace_id=trace.trace_id)
         traced = (b"traceparent", trace.traceparent.encode())
         sent = {
             name: value
@@ -406,7 +407,7 @@ class RequestRates:
         self._window = limits.rate_limit_window_seconds
         self._max_keys = max_keys
         self._clock = clock
-        self._seen: OrderedDict[str, deque[float]] = OrderedDict()
+        self._moments: OrderedDict[str, deque[float]] = OrderedDict()
         """The times of each key's recent requests; the key with the oldest last request first."""
         self._shared: set[bytes] = set()
         """The digests of the keys whose counts the other replicas can see."""
@@ -414,28 +415,28 @@ class RequestRates:
         """The requests that the other replicas counted, by the digest of the key."""
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._moments)
 
     def take(self, key: str) -> float:
         """Count one request; return 0, or the seconds to wait if it exceeds the limit."""
         now = self._clock()
         passed = now - self._window
-        while self._seen and next(iter(self._seen.values()))[-1] <= passed:
-            self._seen.popitem(last=False)  # its last request has left the window
-        moments = self._seen.get(key) or deque()
+        while self._moments and next(iter(self._moments.values()))[-1] <= passed:
+            self._moments.popitem(last=False)  # its last request has left the window
+        moments = self._moments.get(key) or deque()
         while moments and moments[0] <= passed:
             moments.popleft()
         if len(moments) >= self._most:
             return moments[0] - passed
         if self._elsewhere and len(moments) + self._elsewhere.get(_digest(key), 0) >= self._most:
             if not moments:
-                self._seen.pop(key, None)
+                self._moments.pop(key, None)
             return self.SHARE_SECONDS
         moments.append(now)
-        self._seen[key] = moments
-        self._seen.move_to_end(key)
-        if len(self._seen) > self._max_keys:
-            self._seen.popitem(last=False)
+        self._moments[key] = moments
+        self._moments.move_to_end(key)
+        if len(self._moments) > self._max_keys:
+            self._moments.popitem(last=False)
         return 0.0
 
     async def run(self, database: Database) -> None:
@@ -448,7 +449,7 @@ class RequestRates:
                 continue
             passed, now = self._clock() - self._window, now_ms()
             often: dict[bytes, int] = {}
-            for key, moments in self._seen.items():
+            for key, moments in self._moments.items():
                 if len(moments) >= self._most * self.OFTEN:
                     while moments[0] <= passed and len(moments) > 1:
                         moments.popleft()
@@ -597,7 +598,7 @@ class PayloadLog:
                 called: Json = orjson.loads(request)
                 if isinstance(called, dict) and isinstance(name := called.get("method"), str):
                     method = name
-            sensitive = method is not None and method not in METHODS
+            sensitive = method is not None and method not in CORE_METHODS
             sensitive = sensitive or scope["path"].startswith(_CONFIDENTIAL)
             hidden = "omitted: sensitive method" if sensitive else ""
             if media_type.startswith("text/event-stream"):

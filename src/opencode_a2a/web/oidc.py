@@ -32,13 +32,13 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.jsonguard import as_object, decode, text_in
-from opencode_a2a.peers.http import client, read
-from opencode_a2a.peers.network import Egress, EgressError
+from opencode_a2a.net.egress import Egress, EgressError
+from opencode_a2a.net.http import client, read
+from opencode_a2a.net.trust import machine_trust
 from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
 from opencode_a2a.server.contracts import openid_configuration
 from opencode_a2a.signing import VerificationKey, verification_keys
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.trust import machine_trust
 
 logger = structlog.get_logger(__name__)
 
@@ -236,11 +236,11 @@ class Issuer:
             metrics.OIDC_REFRESHES.labels("failed").inc()
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                logger.warning("the keys of the issuer cannot be fetched", cause=self._trouble)
+                logger.warning("keys of the issuer could not be fetched", cause=self._trouble)
             return False
         metrics.OIDC_REFRESHES.labels("ok").inc()
         if self._trouble is not None:
-            logger.warning("the keys of the issuer can be fetched again")
+            logger.warning("keys of the issuer fetched again")
         if document != self._document:
             AUDIT.info("issuer keys changed", keys=len(keys))
             self._verified.clear()  # a withdrawn key may have signed some of them

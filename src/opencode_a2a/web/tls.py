@@ -1,8 +1,8 @@
 """TLS on the service's own port: the certificate and its key, read again while the service runs.
 
 A handshake uses the last valid pair. New files are noticed within a minute, or at once after
-SIGHUP; open connections keep the pair that they began with. ``app`` runs ``ServerTls.watch`` beside
-the server.
+SIGHUP; open connections keep the pair that they began with. ``app`` runs
+``ServerTls.reload_if_changed`` beside the server.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from opencode_a2a.telemetry import AUDIT
 
 logger = structlog.get_logger(__name__)
 
-WATCH_SECONDS = 60.0
+LOOK_SECONDS = 60.0
 HANDSHAKE_SECONDS = 10.0
 WARNING = timedelta(days=14)
 """How long before a certificate expires the warnings begin."""
@@ -39,7 +39,7 @@ class ServerTls:
     def __init__(self, settings: TlsSettings) -> None:
         """Read the files; raise SettingsError with the remedy if one cannot be used."""
         self._settings = settings
-        self._seen = self._state()
+        self._loaded = self._state()
         self._refused: object = None
         """The state of files that could not be used, so that the error is logged once."""
         self._asked = asyncio.Event()
@@ -68,13 +68,13 @@ class ServerTls:
         """Have the files read again at once."""
         self._asked.set()
 
-    async def watch(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload the files whenever they change, for as long as the service runs."""
         while True:
-            asked = await wait(self._asked, WATCH_SECONDS)
+            asked = await wait(self._asked, LOOK_SECONDS)
             self._asked.clear()
             state = await asyncio.to_thread(self._state)
-            if asked or state not in (self._seen, self._refused):
+            if asked or state not in (self._loaded, self._refused):
                 try:
                     pair, expires = await asyncio.to_thread(read_pair, self._settings)
                     if expires <= datetime.now(UTC) < self.expires:
@@ -86,7 +86,7 @@ class ServerTls:
                 else:
                     self._current, self.expires = pair, expires
                     self._since = time.time()
-                    self._seen, self._refused, self._warned = state, None, None
+                    self._loaded, self._refused, self._warned = state, None, None
                     AUDIT.info("certificate reloaded", expires=self.expires.isoformat())
             self._report_expiry()
 

@@ -2,6 +2,7 @@
 // It has no session. All that it knows is behind the "#", which the browser keeps to itself.
 import { askCard, settled, signInCard } from "../console/ask.js";
 import { add, fill, h } from "../console/dom.js";
+import { visible } from "../console/odd.js";
 
 const main = document.querySelector("main");
 const link = location.hash.slice(1);
@@ -47,7 +48,8 @@ async function open() {
   add(main, h("h2", {}, "A request for you"));
   const send = async (method, params) => {
     try {
-      end((await post("answer", { page, method, ...params })).settled);
+      const { settled: given } = await post("answer", { page, method, ...params });
+      end({ ...given, by: "you" });
     } catch (raised) {
       if (!raised.over) throw raised;
       end(raised.over, raised.message);
@@ -55,7 +57,7 @@ async function open() {
   };
   if (task) return add(main, signInCard(task, null, undefined, () => send("retry")));
   const { markdown } = plan === undefined ? {} : await import("../console/markdown.js");
-  add(main, askCard(asked, { send, plan: markdown && h("div", { class: "prose" }, markdown(plan)) }));
+  add(main, askCard(asked, { send, plan: markdown && h("div", { class: "prose" }, markdown(visible(plan))) }));
 }
 
 // Another link in the same tab.

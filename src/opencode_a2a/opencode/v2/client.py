@@ -12,17 +12,17 @@ import mimetypes
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Annotated, Final, Generic, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 from urllib.parse import quote
 
 import orjson
-from pydantic import Field
 
 from opencode_a2a.bounds import Recent
 from opencode_a2a.errors import (
+    Missing,
+    NotInOpenCodeError,
     ServiceError,
     SessionNotFoundError,
-    UnsupportedOperationError,
     UpstreamError,
     UpstreamHttpError,
     UpstreamNotFoundError,
@@ -41,7 +41,6 @@ from opencode_a2a.opencode.types import (
     CommandSource,
     Config,
     ConnectedProviders,
-    Fields,
     FileBody,
     FileDiff,
     FileInput,
@@ -60,15 +59,11 @@ from opencode_a2a.opencode.types import (
     ProviderModel,
     QuestionRequest,
     Readable,
-    Revert,
     Session,
     SessionChanges,
     SessionDraft,
     SessionStatus,
-    SessionTime,
     ShellCall,
-    Shown,
-    ShownText,
     StatusBusy,
     TextInput,
     TextMatch,
@@ -76,19 +71,17 @@ from opencode_a2a.opencode.types import (
     ToolCompleted,
     ToolPart,
     Vcs,
-    Wire,
     Workspace,
     WorkspaceDraft,
     Worktree,
 )
-from opencode_a2a.opencode.v2.contract import SESSION, Contract
-from opencode_a2a.opencode.v2.events import Wire2
+from opencode_a2a.opencode.v2.contract import SESSION, Contract, Endpoint
+from opencode_a2a.opencode.v2.events import Decoder2, KnownCall
 from opencode_a2a.opencode.v2.messages import (
     UNKNOWN,
     Form2,
     Message2,
     Permission2,
-    Rule2,
     left_in_background,
     permission_of,
     question_of,
@@ -97,6 +90,23 @@ from opencode_a2a.opencode.v2.messages import (
     stored,
 )
 from opencode_a2a.opencode.v2.outputs import LOOK_SECONDS, Inserted, Running
+from opencode_a2a.opencode.v2.types import (
+    Agent2,
+    Chosen2,
+    Data,
+    Document2,
+    Entry2,
+    Mcp2,
+    Model2,
+    Named2,
+    Output2,
+    Page2,
+    Project2,
+    Provider2,
+    Session2,
+    Shell2,
+    Vcs2,
+)
 from opencode_a2a.rights import PERMISSIONS
 
 T = TypeVar("T")
@@ -104,7 +114,7 @@ T = TypeVar("T")
 PAGE: Final = 200
 """Messages that 2.x returns at most."""
 KNOWN: Final = 10_000
-"""Sessions of which the last prompt, or the parent, is remembered."""
+"""Sessions of which the last prompt, or the parent, is remembered, and tool calls."""
 AGENT_SECONDS: Final = 15.0
 """Seconds in which OpenCode may load its agents after the first call about a directory."""
 POLL_SECONDS: Final = 0.2
@@ -124,123 +134,12 @@ INSTRUCTIONS: Final = "a2a"
 """The name of the service's own entry in the instructions of a session."""
 GONE: Final = frozenset({"todowrite", "todoread", "list", "lsp", "codesearch", "doom_loop"})
 """Permissions of 1.x that 2.x never asks for."""
+MISSING: Final[Missing] = frozenset({"schemas", "todos", "sharing", "workspaces", "worktrees"})
+"""What no OpenCode 2 has, or not in a way that this service can use."""
 
 
-class Data(Wire, Generic[T]):
-    """The form in which 2.x returns nearly everything."""
-
-    data: T
-
-
-class Cursor(Wire):
-    next: str | None = None
-
-
-class Page(Wire, Generic[T]):
-    data: T
-    cursor: Annotated[Cursor, Fields] = Cursor()
-
-
-class Place2(Wire):
-    directory: str
-
-
-class Model2(Wire):
-    id: str
-    provider_id: str
-    name: ShownText = ""
-    status: Annotated[str | None, Shown] = None
-    enabled: bool = True
-
-
-class Chosen2(Wire):
-    data: Model2 | None = None
-
-
-class Session2(Wire):
-    id: SessionId
-    project_id: ShownText = ""
-    title: ShownText = ""
-    parent_id: SessionId | None = None
-    agent: Annotated[str | None, Shown] = None
-    model: Annotated[ModelRef | None, Shown] = None
-    time: Annotated[SessionTime, Fields] = SessionTime()
-    location: Place2
-    revert: Annotated[Revert | None, Shown] = None
-    metadata: Annotated[AnyObject | None, Shown] = None
-    permissions: Readable[Rule2] = Field(default_factory=list[Rule2])
-
-
-class Agent2(Wire):
-    id: str
-    mode: Literal["primary", "subagent", "all"]
-    description: Annotated[str | None, Shown] = None
-    hidden: bool = False
-    model: Annotated[ModelRef | None, Shown] = None
-    permissions: Readable[Rule2] = Field(default_factory=list[Rule2])
-
-
-class Provider2(Wire):
-    id: str
-    name: ShownText = ""
-
-
-class Project2(Wire):
-    id: str
-    canonical: ShownText = ""
-    directory: ShownText = ""
-    vcs: Annotated[str | None, Shown] = None
-
-
-class Entry2(Wire):
-    path: str
-    type: Literal["file", "directory"]
-
-
-class ShellMetadata2(Wire):
-    session_id: SessionId | None = None
-
-
-class Shell2(Wire):
-    id: str
-    status: ShownText = ""
-    metadata: Annotated[ShellMetadata2, Fields] = ShellMetadata2()
-
-
-class Output2(Wire):
-    output: ShownText = ""
-    cursor: int = 0
-
-
-class McpStatus2(Wire):
-    status: ShownText = ""
-    error: Annotated[str | None, Shown] = None
-
-
-class Mcp2(Wire):
-    name: str
-    status: Annotated[McpStatus2, Fields] = McpStatus2()
-
-
-class Branches2(Wire):
-    current: str | None = None
-    default: str | None = None
-
-
-class Vcs2(Wire):
-    branch: Annotated[Branches2, Fields] = Branches2()
-
-
-class ConfigInfo2(Wire):
-    default_agent: Annotated[str | None, Shown] = Field(default=None, alias="default_agent")
-
-
-class Document2(Wire):
-    info: Annotated[ConfigInfo2, Fields] = ConfigInfo2()
-
-
-def _missing(what: str) -> UnsupportedOperationError:
-    return UnsupportedOperationError(f"OpenCode 2 has no {what}")
+def _missing(what: str) -> NotInOpenCodeError:
+    return NotInOpenCodeError(f"OpenCode 2 has no {what}")
 
 
 class OpenCode2(Calls):
@@ -248,15 +147,36 @@ class OpenCode2(Calls):
 
     contract = Contract({})
     """What the server offers; ``opencode.connect`` reads it."""
-    features = Features(
-        always=False,
-        lists_plugins=False,
-        permissions=PERMISSIONS - GONE,
-    )
+
+    @property
+    def features(self) -> Features:
+        rules: Missing = frozenset() if self._rules_call else frozenset({"rules"})
+        return Features(
+            always=False,
+            lists_plugins=False,
+            permissions=PERMISSIONS - GONE,
+            missing=MISSING | rules,
+        )
+
+    @property
+    def _rules_call(self) -> Endpoint | None:
+        """The call that sets the rules of a session, if there is one."""
+        if self.contract.takes("patch", SESSION, "permissions"):
+            return "patch", ""
+        return (
+            ("post", "/permissions")
+            if self.contract.has("post", f"{SESSION}/permissions")
+            else None
+        )
 
     @cached_property
     def prompts(self) -> Recent[SessionId, MessageId]:
         """The last prompt of each session, as far as it is known."""
+        return Recent(KNOWN)
+
+    @cached_property
+    def tool_calls(self) -> Recent[tuple[str, str], KnownCall]:
+        """What is known of tool calls that have not ended, which later events do not repeat."""
         return Recent(KNOWN)
 
     @cached_property
@@ -333,7 +253,7 @@ class OpenCode2(Calls):
         }
         while len(found) < wanted:
             query["limit"] = min(wanted - len(found), PAGE)
-            page = await self.call(Page[Readable[Session2]], "GET", "/api/session", query=query)
+            page = await self.call(Page2[Readable[Session2]], "GET", "/api/session", query=query)
             listed = [_session_of(one) for one in page.data]
             found += [one for one in listed if start is None or one.time.updated >= start]
             if page.cursor.next is None or not listed:
@@ -352,7 +272,7 @@ class OpenCode2(Calls):
 
     async def _children(self, session_id: SessionId) -> list[Session]:
         query: Query = {"parentID": session_id, "limit": PAGE}
-        found = await self.call(Page[Readable[Session2]], "GET", "/api/session", query=query)
+        found = await self.call(Page2[Readable[Session2]], "GET", "/api/session", query=query)
         return [_session_of(one) for one in found.data]
 
     async def session_status(self, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
@@ -468,10 +388,9 @@ class OpenCode2(Calls):
 
     async def _set_rules(self, session_id: SessionId, rules: Sequence[PermissionRule]) -> None:
         body: JsonObject = {"permissions": [rule_to(rule) for rule in rules]}
-        if self.contract.takes("patch", SESSION, "permissions"):
-            await self.do("PATCH", _path(session_id), body)
-        elif self.contract.has("post", f"{SESSION}/permissions"):
-            await self.do("POST", _path(session_id, "/permissions"), body)
+        if self._rules_call is not None:
+            method, rest = self._rules_call
+            await self.do(method.upper(), _path(session_id, rest), body)
 
     async def delete_session(self, session_id: SessionId, *, at: Location = HERE) -> bool:
         await self.abort_session(session_id, at=at)  # commands would outlive it
@@ -513,7 +432,7 @@ class OpenCode2(Calls):
         """Take back prompts that the model was not given: the next turn would begin with them."""
         if self.contract.has("delete", f"{SESSION}/inbox/{{}}"):
             path = _path(session_id, "/inbox")
-            for item in await self.data(Readable[_Named], "GET", path):
+            for item in await self.data(Readable[Named2], "GET", path):
                 with suppress(UpstreamNotFoundError):
                     await self.do("DELETE", f"{path}/{checked('msg', item.id)}", urgent=True)
 
@@ -524,15 +443,19 @@ class OpenCode2(Calls):
         body: JsonObject = {} if message_id is None else {"messageID": message_id}
         if self.contract.takes("post", f"{SESSION}/fork", "boundary"):
             last = message_id or await self._newest(session_id)
+            if last is None:  # 2.x cannot copy nothing
+                session = await self.session(session_id)
+                draft = SessionDraft(
+                    title=f"{session.title} (fork #1)", permission=session.permission or None
+                )
+                return await self.create_session(draft, at=Location(session.directory))
             kind = "before" if message_id else "through"
             body = {"boundary": {"type": kind, "messageID": last}}
         return _session_of(await self.data(Session2, "POST", _path(session_id, "/fork"), body=body))
 
-    async def _newest(self, session_id: SessionId) -> MessageId:
+    async def _newest(self, session_id: SessionId) -> MessageId | None:
         page = await self._page(session_id, {"limit": 1})
-        if not page.data:
-            raise UpstreamNotFoundError(upstream_status=404, detail="Message not found")
-        return page.data[0].id
+        return page.data[0].id if page.data else None
 
     async def summarize_session(
         self,
@@ -601,15 +524,20 @@ class OpenCode2(Calls):
                 rest, earlier = page.data, page.cursor.next
                 if not rest:
                     break
+        for one in found:
+            for block in one.content:
+                if block.type == "tool" and block.state.status in ("streaming", "running"):
+                    call = KnownCall(block.name, block.state.input)
+                    self.tool_calls.setdefault((one.id, block.id), call)
         if before is None and session_id not in self.prompts:
             last = next((one.id for one in found if _is_prompt(one)), None)
             if last is not None:
                 self.prompts[session_id] = last
         return MessagePage([*stored(session_id, reversed(found), parent)], cursor)
 
-    async def _page(self, session_id: SessionId, query: Query) -> Page[list[Message2]]:
+    async def _page(self, session_id: SessionId, query: Query) -> Page2[list[Message2]]:
         path = _path(session_id, "/message")
-        return await self.call(Page[Readable[Message2]], "GET", path, query=query)
+        return await self.call(Page2[Readable[Message2]], "GET", path, query=query)
 
     async def message(
         self, session_id: SessionId, message_id: MessageId, *, at: Location = HERE
@@ -721,7 +649,7 @@ class OpenCode2(Calls):
         name = "inbox" if self.contract.has("get", f"{SESSION}/inbox") else "pending"
         if not self.contract.has("get", f"{SESSION}/{name}"):
             return True
-        found = await self.data(Readable[_Named], "GET", _path(session_id, f"/{name}"))
+        found = await self.data(Readable[Named2], "GET", _path(session_id, f"/{name}"))
         return any(one.id == prompt_id for one in found)
 
     async def _wait(self, session_id: SessionId) -> None:
@@ -857,7 +785,18 @@ class OpenCode2(Calls):
     async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
         """Return the providers that can be used; those of 2.x come without the others."""
         providers = await self.data(Readable[Provider2], "GET", "/api/provider", at)
-        models = await self.data(Readable[ProviderModel], "GET", "/api/model", at)
+        listed = await self.data(Readable[Model2], "GET", "/api/model", at)
+        models = [
+            ProviderModel(
+                id=one.id,
+                name=one.name or one.id,
+                provider_id=one.provider_id,
+                status=one.status,
+                capabilities=one.capabilities.known(),
+                limit=one.limit,
+            )
+            for one in listed
+        ]
         found = [
             Provider(
                 id=one.id,
@@ -867,6 +806,8 @@ class OpenCode2(Calls):
             for one in providers
         ]
         default = {one.id: next(iter(one.models)) for one in found if one.models}
+        if (chosen := await self._default_model(at)) is not None:
+            default[chosen.provider_id] = chosen.id
         return ProviderCatalogue(all=found, default=default, connected=[one.id for one in found])
 
     # Projects, worktrees, workspaces
@@ -913,18 +854,21 @@ class OpenCode2(Calls):
         ]
 
     async def read_file(self, path: str, *, at: Location = HERE) -> FileBody:
-        """Return a file; 2.x sends its bytes, and 404 for one that is missing."""
-        request = Request("GET", f"/api/fs/read/{quote(path.lstrip('./') or path)}", at)
+        """Return a file, its text without the white space around it; an empty one if it is missing.
+
+        2.x sends its bytes.
+        """
+        request = Request("GET", f"/api/fs/read/{quote(path.removeprefix('./'))}", at)
         try:
             content = (await self.send(request)).body
         except UpstreamNotFoundError:
             return FileBody(type="text", content="")
-        try:
-            return FileBody(type="text", content=content.decode())
-        except UnicodeDecodeError:
-            mime = mimetypes.guess_type(path)[0]
-            encoded = base64.b64encode(content).decode()
-            return FileBody(type="binary", content=encoded, encoding="base64", mime_type=mime)
+        if b"\0" not in content:
+            with suppress(UnicodeDecodeError):
+                return FileBody(type="text", content=content.decode().strip())
+        mime = mimetypes.guess_type(path)[0]
+        encoded = base64.b64encode(content).decode()
+        return FileBody(type="binary", content=encoded, encoding="base64", mime_type=mime)
 
     async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
         raise _missing("search for text in files")
@@ -1015,12 +959,9 @@ class OpenCode2(Calls):
     def decoder(self) -> Decoder:
         """Return what decodes the events of a new connection."""
         self.prompts.clear()
+        self.tool_calls.clear()
         self.running.clear()
-        return Wire2(self.prompts, self.running)
-
-
-class _Named(Wire):
-    id: MessageId
+        return Decoder2(self.prompts, self.tool_calls, self.running)
 
 
 R = TypeVar("R", Permission2, Form2)
@@ -1073,7 +1014,7 @@ def _is_prompt(message: Message2) -> bool:
     return message.type in ("user", "synthetic")
 
 
-def _refused(prompt: Prompt) -> UnsupportedOperationError | None:
+def _refused(prompt: Prompt) -> NotInOpenCodeError | None:
     """Return why 2.x cannot take a prompt; None if it can."""
     if prompt.format is not None and prompt.format.type == "json_schema":
         return _missing("answers by a schema; send the message without a schema")

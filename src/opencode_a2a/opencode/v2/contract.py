@@ -85,4 +85,4 @@ def _fields(schema: Json, schemas: JsonObject) -> Iterator[str]:
     for key in ("anyOf", "oneOf", "allOf"):
         options = given.get(key)
         for option in options if isinstance(options, list) else ():
-            yield from as_object(as_object(option).get("properties"))
+            yield from _fields(option, schemas)

@@ -1,8 +1,9 @@
 """The events of OpenCode 2, as those that the turn reader knows.
 
 An event of 2.x leaves out what earlier ones said: an answer does not name its prompt, the end of a
-tool call not its input. So a ``Wire2`` remembers that, for the length of one connection; after a
-gap the turn reader reads the store anyway. Nothing here knows what a turn is.
+tool call not its input. So a ``Decoder2`` remembers that, for the length of one connection. Where
+the earlier event was missed, it tells just that (``Missed``), and the turn reader reads the store.
+Nothing here knows what a turn is.
 
 A session of 2.x may continue by itself: a command or a sub-agent that the model has put into the
 background reports its end by a message of its own, and the model is asked again. Until then the
@@ -21,6 +22,7 @@ from opencode_a2a.opencode.events import (
     Event,
     MalformedEventError,
     MessageUpdated,
+    Missed,
     PartDelta,
     PartUpdated,
     PermissionAsked,
@@ -43,11 +45,9 @@ from opencode_a2a.opencode.types import (
     StatusBusy,
     StatusIdle,
     StatusRetry,
-    Tokens,
 )
 from opencode_a2a.opencode.v2.messages import (
     REFUSED,
-    UNKNOWN,
     Call2,
     Failure2,
     Form2,
@@ -124,11 +124,15 @@ _REPLIES: Final[Mapping[str, Resolution]] = {
 
 
 @dataclass(slots=True)
-class _Call:
-    """What was heard of a tool call."""
+class KnownCall:
+    """What is known of a tool call that has not ended."""
 
-    name: str = ""
-    input: dict[str, Any] = field(default_factory=dict[str, Any])
+    name: str
+    input: dict[str, Any]
+
+
+KnownCalls = MutableMapping[tuple[str, str], KnownCall]
+"""By the ids of message and call."""
 
 
 @dataclass(slots=True)
@@ -140,8 +144,6 @@ class _Session:
     parent_id: SessionId | None = None
     inbox: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Prompts that the model has not been given yet."""
-    calls: dict[tuple[str, str], _Call] = field(default_factory=dict[tuple[str, str], _Call])
-    """By message and call."""
     steps: dict[str, AssistantMessage] = field(default_factory=dict[str, AssistantMessage])
     """The answers that are being written."""
     starts: dict[str, int] = field(default_factory=dict[str, int])
@@ -154,13 +156,12 @@ class _Session:
 
     def forget_execution(self) -> None:
         """Forget what only matters while the session works."""
-        self.calls.clear()
         self.steps.clear()
         self.starts.clear()
         self.refused.clear()
 
 
-class Wire2:
+class Decoder2:
     """The decoder of one connection to an OpenCode 2."""
 
     followed = frozenset(name.encode() for name in (*_TEXTS, *_ENDS, *_TOOLS, *_REQUESTS, *_OTHERS))
@@ -178,11 +179,13 @@ class Wire2:
     def __init__(
         self,
         prompts: MutableMapping[SessionId, MessageId],
-        running: MutableMapping[str, Running] | None = None,
+        calls: KnownCalls,
+        running: MutableMapping[str, Running],
     ) -> None:
-        """Note the last prompt of each session in ``prompts``, ``running`` commands by their id."""
+        """Note the last prompt of each session, tool ``calls``, and ``running`` commands by id."""
         self._prompts = prompts
-        self._running: MutableMapping[str, Running] = {} if running is None else running
+        self._calls = calls
+        self._running = running
         self._sessions = Recent[SessionId, _Session](KNOWN_SESSIONS)
 
     def head(self, data: bytes) -> tuple[bytes, bytes]:
@@ -219,7 +222,7 @@ class Wire2:
         if kind in _TEXTS:
             yield tell.part(_text(kind, session, data))
         elif kind in _TOOLS:
-            yield tell.part(self._tool(kind, state, session, frame, data))
+            yield self._tool(kind, state, tell, frame, data)
         elif kind in _REQUESTS:
             yield _request(kind, tell, frame, data)
         elif kind.startswith("session.step."):
@@ -267,36 +270,40 @@ class Wire2:
         self, kind: str, state: _Session, tell: "_Tell", at: int, data: dict[str, Any]
     ) -> Iterator[Event]:
         session, message = tell.session, MessageId(data["assistantMessageID"])
-        known = state.steps.get(message) or AssistantMessage(
-            id=message,
-            session_id=session,
-            parent_id=self._prompts.get(session, UNKNOWN),
-            time=MessageTime(created=at),
-        )
         if kind == "session.step.started":
-            model = _object(data, "model")
-            begun = {
-                "provider_id": model.get("providerID"),
-                "model_id": model.get("id"),
-                "agent": data.get("agent"),
-            }
-            state.steps[message] = known.model_copy(update=begun)
+            model, prompt = _object(data, "model"), self._prompts.get(session)
+            if prompt is None:
+                yield tell.missed()
+            else:
+                known = state.steps.get(message)
+                state.steps[message] = AssistantMessage(
+                    id=message,
+                    session_id=session,
+                    parent_id=known.parent_id if known else prompt,
+                    time=known.time if known else MessageTime(created=at),
+                    provider_id=model.get("providerID"),
+                    model_id=model.get("id"),
+                    agent=data.get("agent"),
+                )
+                yield tell.info(state.steps[message])
             number = state.starts[message] = state.starts.get(message, 0) + 1
-            yield tell.info(state.steps[message])
             yield tell.part(step_start(session, message, number))
             return
-        state.steps.pop(message, None)
+        known = state.steps.pop(message, None)
         refused, error = message in state.refused, data.get("error")
         failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
         finish = "tool-calls" if refused else data.get("finish")
         if kind == "session.step.ended":
             yield tell.part(step_finish(session, message, data.get("finish") or ""))
+        if known is None:
+            yield tell.missed()
+            return
         ended = AssistantMessage.model_validate(
             {
                 **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),
                 "time": {"created": known.time.created, "completed": at},
                 "cost": data.get("cost"),
-                "tokens": Tokens.model_validate(data.get("tokens") or {}),
+                "tokens": data.get("tokens"),
                 "finish": None if finish == "error" else finish,
                 "error": failure,
             }
@@ -307,13 +314,14 @@ class Wire2:
         self,
         kind: str,
         state: _Session,
-        session: SessionId,
+        tell: "_Tell",
         frame: dict[str, Any],
         data: dict[str, Any],
-    ) -> Part:
-        message = MessageId(data["assistantMessageID"])
+    ) -> Event:
+        """Tell of a tool call, which only the first of its events names."""
+        session, message = tell.session, MessageId(data["assistantMessageID"])
         call_id = data["id"] if "id" in data else data["callID"]
-        known = state.calls.setdefault((message, call_id), _Call())
+        known = self._calls.pop((message, call_id), None) or KnownCall("", {})
         known.name = data.get("name") or data.get("tool") or known.name
         known.input = data.get("input") or known.input
         call = Call2.model_validate(
@@ -329,12 +337,16 @@ class Wire2:
             state.refused.add(message)
         if kind == "session.tool.success" and (work := left_in_background(call.metadata)):
             state.background[call_id] = work
+        if known.name and call.status not in ("completed", "error"):
+            self._calls[message, call_id] = known
         if call.status != "running":
             self._forget_commands(session, call_id)
         elif isinstance(shell := (call.metadata or {}).get("shellID"), str):
             place = _object(frame, "location").get("directory")
             self._running.setdefault(shell, Running(session, message, call_id, place))
-        return tool_part(session, message, call_id, known.name or "unknown", call)
+        if not known.name:
+            return tell.missed()
+        return tell.part(tool_part(session, message, call_id, known.name, call))
 
     def _forget_commands(self, session: SessionId, call_id: str | None = None) -> None:
         """Forget the running command of a call, or all of a session."""
@@ -362,6 +374,9 @@ class _Tell:
 
     def part(self, part: Part) -> PartUpdated:
         return PartUpdated(event_id=self.next_id(), session_id=self.session, part=part)
+
+    def missed(self) -> Missed:
+        return Missed(self.next_id(), self.session)
 
     def info(self, info: Message) -> MessageUpdated:
         return MessageUpdated(event_id=self.next_id(), session_id=self.session, info=info)

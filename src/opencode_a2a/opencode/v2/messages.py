@@ -33,6 +33,7 @@ from opencode_a2a.opencode.types import (
     Readable,
     ReasoningPart,
     Shown,
+    ShownObject,
     ShownText,
     StepFinishPart,
     StepStartPart,
@@ -55,6 +56,15 @@ from opencode_a2a.rights import Action
 OURS: Final = {"shell": "bash", "subagent": "task"}
 """The names in OpenCode 1, and in our rules, for actions and tools that 2.x calls otherwise."""
 THEIRS: Final = {ours: theirs for theirs, ours in OURS.items()}
+_FILE: Final = {"path": "filePath", "filePath": "path"}
+_FIELDS: Final = {
+    "read": _FILE,
+    "write": _FILE,
+    "edit": _FILE,
+    "subagent": {"agent": "subagent_type", "subagent_type": "agent"},
+}
+"""The names in OpenCode 1 for fields of tools. They change places: the name that 2.x does not use
+may be in a call too, and must not be taken for what the tool does."""
 REFUSED: Final = {
     "The user declined this tool call": "The user rejected permission to use this tool",
     "The user dismissed this question": "The user dismissed this question",
@@ -100,9 +110,9 @@ class Call2(Wire):
     """The state of a tool call."""
 
     status: str = ""
-    input: Annotated[AnyObject, Fields] = Field(default_factory=dict[str, Json])
+    input: Annotated[ShownObject, Fields] = Field(default_factory=dict[str, Json])
     content: Readable[Content2] = Field(default_factory=list[Content2])
-    metadata: Annotated[AnyObject | None, Shown, BeforeValidator(_unwrapped)] = None
+    metadata: Annotated[ShownObject | None, Shown, BeforeValidator(_unwrapped)] = None
     error: Annotated[Failure2 | None, Shown] = None
 
 
@@ -116,7 +126,7 @@ class Block2(Wire):
     state: Annotated[Call2, Fields] = Call2()
 
 
-class Model2(Wire):
+class ModelRef2(Wire):
     id: ShownText = ""
     provider_id: ShownText = ""
 
@@ -153,7 +163,7 @@ class Message2(Wire):
     files: Readable[File2] = Field(default_factory=list[File2])
     status: ShownText = ""
     agent: Annotated[str | None, Shown] = None
-    model: Annotated[Model2, Fields] = Model2()
+    model: Annotated[ModelRef2, Fields] = ModelRef2()
     content: Readable[Block2] = Field(default_factory=list[Block2])
     finish: Annotated[str | None, Shown] = None
     cost: Cost = 0.0
@@ -188,6 +198,8 @@ def turn_error(error: Failure2) -> TurnError:
 def tool_state(name: str, call: Call2) -> ToolState:
     """Return the state of a call of the tool that 2.x calls ``name``."""
     metadata: JsonObject = dict(call.metadata or {})
+    named = _FIELDS.get(name, {})
+    given: JsonObject = {named.get(key, key): value for key, value in call.input.items()}
     if name == "subagent" and "sessionID" in metadata:
         metadata["sessionId"] = metadata["sessionID"]
     if isinstance(files := metadata.get("files"), list):
@@ -196,15 +208,15 @@ def tool_state(name: str, call: Call2) -> ToolState:
         case "streaming":
             return ToolPending()
         case "running":
-            return ToolRunning(input=call.input, metadata=metadata or None)
+            return ToolRunning(input=given, metadata=metadata or None)
         case "completed":
             shown = (one.text for one in call.content if one.type == "text")
             text = "\n".join(one for one in shown if not _NOTE.match(one))
-            return ToolCompleted(input=call.input, output=text, metadata=metadata or None)
+            return ToolCompleted(input=given, output=text, metadata=metadata or None)
         case _:
             message = call.error.message if call.error else ""
             error = REFUSED.get(message, message)
-            return ToolFailed(input=call.input, error=error, metadata=metadata or None)
+            return ToolFailed(input=given, error=error, metadata=metadata or None)
 
 
 def tool_part(
@@ -429,14 +441,13 @@ class Permission2(Wire):
     action: str
     resources: Readable[str] = Field(default_factory=list[str])
     save: Readable[str] = Field(default_factory=list[str])
-    metadata: Annotated[AnyObject, Fields] = Field(default_factory=dict[str, Json])
+    metadata: Annotated[ShownObject, Fields] = Field(default_factory=dict[str, Json])
     source: Annotated[Source2 | None, Shown] = None
 
 
 def permission_of(asked: Permission2) -> PermissionRequest:
     metadata = dict(asked.metadata)
-    files = metadata.pop("files", None)
-    if isinstance(files, list):
+    if isinstance(files := metadata.get("files"), list):
         metadata["diff"] = patches(files)
         match files:
             case [{"file": str(file)}, *_]:

@@ -82,6 +82,7 @@ export async function send(method, path, { body, headers, signal, authorization 
   const { error } = await response.json().catch(() => ({}));
   const reason = error?.details?.[0]?.reason;
   if (response.status === 401 && !authorization) session.refused();
+  if (response.status === 413) throw new ApiError(413, "This is too large for one message. Send less text, or fewer or smaller files.");
   throw new ApiError(response.status, error?.message ?? `The service answered ${response.status}`, reason);
 }
 
@@ -96,11 +97,17 @@ export async function call(method, params = {}) {
 
 export const cancel = (id) => post(`tasks/${encodeURIComponent(id)}:cancel`);
 
-export function say(text, { files = [], taskId, contextId, metadata } = {}) {
-  const message = { messageId: crypto.randomUUID?.() ?? String(Math.random()), role: "ROLE_USER" };
+// A message of the same id is the same message: whoever does not know whether it arrived may send it again.
+export const newId = () => crypto.randomUUID?.() ?? String(Math.random());
+
+export function say(text, { files = [], messageId = newId(), taskId, contextId, metadata } = {}) {
+  const message = { messageId, role: "ROLE_USER" };
   Object.assign(message, { parts: [...(text ? [{ text }] : []), ...files] }, taskId && { taskId }, contextId && { contextId });
   return post("message:send", { message, metadata, configuration: { returnImmediately: true } });
 }
+
+// Another try counts only for the sign-in that the person saw.
+export const tryAgain = (task, text, more) => say(text, { ...more, taskId: task.id, metadata: { opencode: { sign_in: task.status.timestamp } } });
 
 // All tasks in a state: those that wait may be older than everything that a page holds.
 export async function inState(state) {
@@ -134,7 +141,7 @@ export async function follow(id, signal, hear, connected) {
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status >= 400 && error.status < 500) throw error;
+      if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) throw error;
     }
     connected(false);
     await pause(wait, signal);

@@ -1,5 +1,6 @@
 // The console: sign-in, the list of tasks, and the view that the address names.
 import { askTabs, call, get, inState, send, session as credential, who } from "./api.js";
+import { forgetDrafts, takeDrops } from "./compose.js";
 import { conversation } from "./conversation.js";
 import { button, fill, h, money, when } from "./dom.js";
 import { visible } from "./odd.js";
@@ -36,7 +37,8 @@ function changed(task) {
   const known = tasks.get(task.id);
   if (known && known.status.timestamp > task.status.timestamp) return;
   const state = stateOf(task);
-  if (known && waits(state) && !waits(stateOf(known))) {
+  // What waited before the console was opened is in the list; what came since may be here for the first time.
+  if (waits(state) && (known ? !waits(stateOf(known)) : newest)) {
     announce(`${titleOf(task)} waits for you`);
     if (document.hidden && window.Notification?.permission === "granted") new Notification("OpenCode waits for you", { body: titleOf(task), tag: task.id });
   }
@@ -164,11 +166,11 @@ async function showHealth() {
   health = await get("health").catch(() => health);
   const { opencode = {}, model, cost_today: cost } = health;
   const working = (health.upstreams ?? []).some((one) => one.running > 0);
-  const [text, kind] = ready ? [`OpenCode ${opencode.version ?? ""}`, "ok"] : ready === null ? ["The service is away", "bad"] : working ? ["OpenCode answers slowly", "slow"] : ["OpenCode is away", "bad"];
+  const [text, kind] = ready ? [["OpenCode", opencode.version && h("span", { class: "wide" }, ` ${opencode.version}`)], "ok"] : ready === null ? ["The service is away", "bad"] : working ? ["OpenCode answers slowly", "slow"] : ["OpenCode is away", "bad"];
   fill(facts, h("span", { class: `dot ${kind}` }, text), model && h("span", { class: "wide" }, model), cost !== undefined && h("span", { class: "wide" }, `${money(cost)} today`));
   const place = health.workspace?.split("/").pop();
   const brand = document.querySelector(".brand");
-  if (place && brand) brand.textContent = `OpenCode A2A · ${place}`;
+  if (place && brand) fill(brand, h("span", { class: "wide" }, "OpenCode A2A · "), place);
 }
 
 function shell() {
@@ -176,7 +178,7 @@ function shell() {
   fill(document.body, h("header", { class: "top" }, h("a", { class: "skip", href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to the content"),
       h("a", { class: "back", href: "#/", "aria-label": "Back to the list" }, "←"), h("h1", {}, h("a", { class: "brand", href: "#/" }, "OpenCode A2A")), facts, button("Sign out", signOut)),
     banner, fill(aside, h("div", { class: "tools" }, h("a", { class: "button primary", href: "#/new" }, "New task"), search, searched), list, person,
-      h("nav", { "aria-label": "Views" }, link("#/prompts", "Waiting"), link("#/grants", "Allowed"), link("#/sessions", "Sessions"), link("#/about", "About"), link("#/docs", "Methods"))), main, help, live);
+      h("nav", { "aria-label": "Views" }, link("#/prompts", "Waiting"), link("#/grants", "Allowed"), link("#/sessions", "Sessions"), link("#/about", "About"))), main, help, live);
   draw();
   showHealth();
   poll();
@@ -206,7 +208,7 @@ async function show() {
   stopped = new AbortController();
   const { signal } = stopped;
   const [name = "", id] = place();
-  const failed = (error) => fill(main, h("div", { class: "page" }, h("p", { class: "bad box", role: "alert" }, error.status === 404 ? `There is no such ${name} here, or it is somebody else's.` : error.message), button("Try again", show)));
+  const failed = (error) => fill(main, h("div", { class: "page" }, h("p", { class: "bad box", role: "alert" }, error.status === 404 ? `There is no such ${name} here, or it is somebody else's.` : error.message), h("div", { class: "buttons" }, button("Try again", show))));
   document.body.className = name === "" ? "" : "inside";
   setParts();
   mark();
@@ -217,12 +219,13 @@ async function show() {
   }
   const hear = (listener) => (listeners.add(listener), signal.addEventListener("abort", () => listeners.delete(listener)));
   const with_ = { signal, announce, changed, go, failed, hear, mark, again: show };
-  const make = new Map(Object.entries({ task: id && (() => conversation(id, with_)), new: () => views.newTask(with_), prompts: () => views.prompts(with_), grants: () => views.grants(with_), sessions: views.sessions,
-    session: id && (() => views.session(id, with_)), about: () => views.about(health, credential.principal), docs: views.docs })).get(name);
-  if (name === "") {
-    if (!health.model) health = await get("health").catch(() => health);
-    return signal.aborted || fill(main, views.home(with_, health));
+  const make = new Map(Object.entries({ task: id && (() => conversation(id, with_)), conversation: id && (() => conversation(null, with_, id)), new: () => views.newTask(with_, health), prompts: () => views.prompts(with_), grants: () => views.grants(with_), sessions: views.sessions,
+    session: id && (() => views.session(id, with_)), about: () => views.about(credential.principal), docs: views.docs })).get(name);
+  if (["", "new"].includes(name) && !health.model) {
+    health = await get("health").catch(() => health);
+    if (signal.aborted) return;
   }
+  if (name === "") return fill(main, views.home(with_, health));
   if (!make) return fill(main, h("div", { class: "page" }, h("h2", {}, "Not found"), h("p", {}, "The console has no page with this address."), h("p", {}, h("a", { href: "#/" }, "All tasks"))));
   fill(main, h("p", { class: "empty" }, "Loading…"));
   try {
@@ -237,6 +240,7 @@ async function show() {
 
 function forgetTasks() {
   clearTimeout(timer);
+  forgetDrafts();
   tasks.clear();
   rows.clear();
   older = newest = undefined;
@@ -334,7 +338,10 @@ addEventListener("keydown", (event) => {
     const next = found[at < 0 ? 0 : Math.max(0, Math.min(found.length - 1, at + by))];
     next?.click(), next?.focus();
   };
-  const answer = () => target.closest?.(".ask")?.querySelector(`:not([inert]) > [data-key="${key}"], :not([inert]) > * > * > [data-key="${key}"]`)?.click();
+  const answer = () => {
+    const found = target.closest?.(".ask")?.querySelector(`[data-key="${key}"]`);
+    if (!event.repeat && !found?.closest("[inert]")) found?.click();
+  };
   const act = { n: () => go("#/new"), j: () => step(1), k: () => step(-1), "/": () => search.focus(), "?": () => help.showModal(), a: answer, d: answer,
     w: () => {
       const card = main.querySelector(".ask:not(.sent)");
@@ -349,6 +356,7 @@ narrow.addEventListener("change", setParts);
 document.addEventListener("visibilitychange", () => !document.hidden && main.isConnected && poll());
 setInterval(showHealth, 30000);
 askTabs(() => show());
+takeDrops(main);
 new IntersectionObserver(([entry]) => entry.isIntersecting && older && load(older)).observe(more);
 
 show();

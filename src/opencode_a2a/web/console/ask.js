@@ -1,5 +1,5 @@
 // What waits for a person: the card of a permission, of questions, of a plan or of a sign-in.
-import { call, say, session } from "./api.js";
+import { call, say, session, tryAgain } from "./api.js";
 import { button, clock, h, when } from "./dom.js";
 import { inline } from "./markdown.js";
 import { marked, visible } from "./odd.js";
@@ -11,9 +11,18 @@ const WANTS = {
   task: "start a sub-agent", doom_loop: "repeat the same call once more", shell: "run a command",
 };
 const LABELS = { once: "Allow once", task: "Allow for this task", context: "Allow for this conversation", always: "Always allow" };
-const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", approved: "Approved", expired: "Nobody answered", void: "No longer needed" };
+const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", approved: "Approved", retried: "Tried again", expired: "Nobody answered", void: "No longer needed" };
 const INERT_MS = 300;
-let number = 0;
+const STILL_MS = 1000;
+let number = 0, still;
+
+// Cards that come or go move the others: a click that was meant for what stood there before must not approve anything.
+export function hold() {
+  const all = () => document.querySelectorAll(".ask .allowing");
+  all().forEach((one) => (one.inert = true));
+  clearTimeout(still);
+  still = setTimeout(() => all().forEach((one) => (one.inert = false)), STILL_MS);
+}
 
 export function askCard(asked, more) {
   const title = `ask-${++number}`, about = `about-${number}`;
@@ -47,16 +56,17 @@ export function askCard(asked, more) {
     }
   };
   const notes = [
-    details.origin && `Asked by the sub-agent “${visible(details.origin.title)}”.`,
+    details.origin && ["Asked by the sub-agent ", h("code", {}, marked(details.origin.title)), ". "],
     asked.expires_at && `If nobody answers by ${clock(asked.expires_at)}, ${asked.default}.`,
   ];
-  const form = plan ? planForm(() => answer(() => more.send ? send("plan.go") : say("go", { taskId: more.taskId })), more, reply) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
+  const form = plan ? planForm(() => answer(() => more.send ? send("plan.go") : say("", { files: [{ data: { reply: "go", request_id: asked.request_id } }], taskId: more.taskId })), more, reply) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
   if (permission || plan) readFirst(card, head, plan ? h("div", { class: "subject" }, more.plan) : subject(details), form.firstChild);
   card.append(form,
-    h("p", { class: "note" }, notes.filter(Boolean).join(" ")), error);
-  // A click that was meant for what stood here before must not approve anything.
+    h("p", { class: "note" }, notes), error);
   form.inert = true;
   setTimeout(() => (form.inert = false), INERT_MS);
+  if (permission || plan) form.firstChild.inert = true;
+  hold();
   return card;
 }
 
@@ -66,7 +76,7 @@ const planForm = (go, { elsewhere, send }, reply) => h("div", { class: "answers"
     : h("p", { class: "note" }, elsewhere ? "To change the plan, open its task." : "Or say below what to change."));
 
 // A provider that refuses the key: somebody has to sign in to it in OpenCode.
-export function signInCard(task, link, answered, send = () => say("Try again", { taskId: task.id })) {
+export function signInCard(task, link, answered, send = () => tryAgain(task, "Try again")) {
   const title = `ask-${++number}`;
   const error = h("p", { class: "bad", role: "alert" });
   const again = button("Try again", async () => {
@@ -111,8 +121,10 @@ function readFirst(card, first, body, allowing) {
 // Programs that run or fetch whatever they are told, or remove it: a pattern for them is for everything.
 const WIDE = new RegExp("^(?:\\S*/)?(?:(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|pwsh|powershell|cmd|env|xargs|sudo|doas|su|find|fd|eval|exec|source|\\.|command|builtin|nohup|time|timeout|nice|setsid|watch|parallel|" +
   "python[\\d.]*|pypy\\d*|node|nodejs|deno|bun|ruby|perl|php|lua|tclsh|osascript|awk|gawk|mawk|sed|vi|vim|ed|emacs|make|npx|bunx|uvx|pipx|npm|pnpm|yarn|pip\\d*|uv|go|cargo|git|" +
-  "curl|wget|ssh|scp|sftp|rsync|nc|ncat|socat|telnet|ftp|docker|podman|kubectl|rm|dd|chmod|chown|mkfs\\S*)(?: (?:-\\S*|run|exec))* \\*$");
-const wide = (pattern) => /^[./~]*\**$/.test(pattern) || WIDE.test(pattern);
+  "curl|wget|ssh|scp|sftp|rsync|nc|ncat|socat|telnet|ftp|docker|podman|kubectl|helm|terraform|ansible\\S*|gh|aws|gcloud|az|rm|dd|shred|truncate|mv|cp|ln|tee|install|tar|chmod|chown|mkfs\\S*|mount|" +
+  "chroot|unshare|nsenter|systemctl|systemd-run|launchctl|crontab|at|tmux|screen|script|expect|gdb|strace|java|dotnet|psql|mysql|sqlite3|mongosh|redis-cli|apt(?:-get)?|dnf|yum|brew|kill|pkill|killall)(?: (?:-\\S*|run|exec))* \\*$");
+// So is one for a home directory, or for all that lies below a place at the root.
+const wide = (pattern) => /^[./~]*\**$/.test(pattern) || /^(?:\/(?:home|Users))?\/[^/*]+\/\*$/.test(pattern) || WIDE.test(pattern);
 
 function permissionForm({ permission, replies = ["once", "reject"], scopes = [], always = [] }, reply) {
   const granted = `grants-${number}`;
@@ -177,6 +189,7 @@ function questionForm(questions, reply) {
 export function settled(card, { resolution, by, reason }, time) {
   const text = `${SETTLED[resolution] ?? resolution}${by ? ` by ${by === session.principal ? "you" : by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
   const line = h("p", { class: `note settled ${resolution === "rejected" ? "bad" : ""}` }, text);
+  hold();
   if (!card) return line;
   // What was allowed stays readable.
   const about = card.querySelector("h3").textContent;

@@ -1,16 +1,19 @@
 // One conversation: all turns of a context in one scroll, and one place to say something.
-import { ApiError, cancel, get, say } from "./api.js";
+import { ApiError, call, cancel, get, newId, say, tryAgain } from "./api.js";
 import { composer } from "./compose.js";
 import { badge, ended, stateOf, titleOf, turnView } from "./task.js";
 import { button, count, duration, fill, h, money, when } from "./dom.js";
+import { messageView } from "./views.js";
 
 const NEAR = 60;
 const created = (task) => task.metadata?.opencode?.created_at ?? task.status.timestamp;
 const DELIVERIES = { steer: "Tell it now", queue: "After this turn", interrupt: "Stop, and do this instead" };
 
-export async function conversation(id, { signal, announce, changed, failed, hear, mark }) {
-  const asked = await get(`tasks/${encodeURIComponent(id)}?historyLength=0`, { signal });
-  const { contextId } = asked;
+// `session` is one to continue that has no task here yet, such as a fork.
+export async function conversation(id, { signal, announce, changed, failed, hear, mark }, session) {
+  const asked = !session && await get(`tasks/${encodeURIComponent(id)}?historyLength=0`, { signal });
+  const [about, said] = session ? await Promise.all(["get", "messages.list"].map((name) => call(`opencode.sessions.${name}`, { session_id: session }))) : [];
+  const { contextId } = asked || { contextId: newId() };
   const turns = new Map();
   let older = "", following = true, lost;
 
@@ -19,10 +22,10 @@ export async function conversation(id, { signal, announce, changed, failed, hear
   const offline = h("p", { class: "banner", hidden: true }, "The connection is lost. Trying again…");
   const earlier = button("Earlier messages", () => load(), "", { hidden: true });
   const all = h("div", { class: "turns" });
-  const scroller = h("div", { class: "scroller" }, h("p", { class: "earlier" }, earlier), all);
+  const scroller = h("div", { class: "scroller" }, h("p", { class: "earlier" }, earlier), said && h("div", { class: "log" }, said.items.map(messageView)), all);
   const toEnd = button("To the end", () => follow(true), "toend", { hidden: true });
   const delivery = h("select", { "aria-label": "When the agent gets it", hidden: true }, Object.entries(DELIVERIES).map(([value, text]) => h("option", { value }, text)));
-  const compose = composer("Continue this conversation", send, delivery);
+  const compose = composer("Continue this conversation", session ?? contextId, send, delivery);
   const stop = button("Cancel", async () => {
     stop.disabled = true;
     await cancel(last().task.id).catch((error) => compose.refuse(error.message));
@@ -44,7 +47,7 @@ export async function conversation(id, { signal, announce, changed, failed, hear
   sized.observe(all);
   sized.observe(scroller);
   const shown = (card) => requestAnimationFrame(() => {
-    if (!following || card.offsetHeight <= scroller.clientHeight) return follow();
+    if (!following || card.offsetHeight <= scroller.clientHeight - NEAR) return follow();
     following = false;
     toEnd.hidden = true;
     card.scrollIntoView();
@@ -80,6 +83,7 @@ export async function conversation(id, { signal, announce, changed, failed, hear
   }
 
   function head() {
+    if (!turns.size) return fill(title, about.item.metadata.shared.session.title);
     const { task } = last();
     const { shared = {}, opencode = {} } = task.metadata ?? {};
     const { usage } = shared;
@@ -99,10 +103,10 @@ export async function conversation(id, { signal, announce, changed, failed, hear
 
   const planned = (task) => stateOf(task) === "input required" && task.metadata?.shared?.interrupt?.type === "plan";
 
-  async function send(text, files) {
-    const { task } = last();
+  async function send(text, files, messageId) {
+    const task = last()?.task;
     const begin = async () => {
-      const { task: sent } = await say(text, { files, contextId });
+      const { task: sent } = await say(text, { files, messageId, contextId, metadata: session && { shared: { session: { id: session } } } });
       changed(sent);
       add(sent);
       // The address is that of the newest turn, so that it can be kept; the page stays.
@@ -110,12 +114,13 @@ export async function conversation(id, { signal, announce, changed, failed, hear
       mark();
       head();
     };
-    const state = stateOf(task);
-    if (ended(state)) await begin();
-    else if (state === "auth required" || planned(task)) await say(text, { files, taskId: task.id });
+    const state = task && stateOf(task);
+    if (!task || ended(state)) await begin();
+    else if (state === "auth required") await tryAgain(task, text, { files, messageId });
+    else if (planned(task)) await say(text, { files, messageId, taskId: task.id });
     else {
       try {
-        await say(text, { files, taskId: task.id, metadata: { shared: { delivery: delivery.value } } });
+        await say(text, { files, messageId, taskId: task.id, metadata: { shared: { delivery: delivery.value } } });
       } catch (error) {
         // It may have ended in between.
         if (!(error instanceof ApiError) || !ended(stateOf(await get(`tasks/${encodeURIComponent(task.id)}?historyLength=0`)))) throw error;
@@ -136,11 +141,13 @@ export async function conversation(id, { signal, announce, changed, failed, hear
     if (task.contextId === contextId && !turns.has(task.id)) (add(task), head());
   });
   signal.addEventListener("abort", () => (sized.disconnect(), near.disconnect()));
-  add(asked);
-  await load();
-  while (older && created(ordered()[0].task) > created(asked)) await load();
+  if (asked) {
+    add(asked);
+    await load();
+    while (older && created(ordered()[0].task) > created(asked)) await load();
+  } else setTimeout(() => compose.node.querySelector("textarea").focus());
   head();
-  if (last().task.id !== id) {
+  if (asked && last().task.id !== id) {
     following = false;
     requestAnimationFrame(() => turns.get(id).node.scrollIntoView());
   }

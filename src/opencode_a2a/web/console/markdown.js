@@ -1,5 +1,6 @@
 // Markdown to nodes: what the lexer of `marked` finds, without raw HTML and without images, which
 // would tell other servers that somebody reads.
+import { coloured } from "./colour.js";
 import { copyButton, h } from "./dom.js";
 import { Lexer, lexer } from "./marked.js";
 import { visible } from "./odd.js";
@@ -49,12 +50,12 @@ function block(token) {
 const inItem = (token) => token.type === "text" || token.type === "checkbox" ? piece(token) : block(token);
 
 function codeView({ text, lang }) {
-  return h("div", { class: "code" }, h("div", { class: "head" }, h("span", { class: "muted" }, lang ?? ""), copyButton(text)), h("pre", { tabindex: "0" }, h("code", {}, text)));
+  return h("div", { class: "code" }, h("div", { class: "head" }, h("span", { class: "muted" }, lang ?? ""), copyButton(text)), h("pre", { tabindex: "0" }, h("code", {}, coloured(text, lang))));
 }
 
 function tableView({ header, rows }) {
   const cells = (tag, row, props) => h("tr", {}, row.map((cell) => h(tag, props, pieces(cell))));
-  return h("div", { class: "scroll", tabindex: "0" }, h("table", {}, h("thead", {}, cells("th", header, { scope: "col" })), h("tbody", {}, rows.map((row) => cells("td", row, {})))));
+  return h("div", { class: "scroll", tabindex: "0" }, h("table", { class: header.length > 6 ? "many" : "" }, h("thead", {}, cells("th", header, { scope: "col" })), h("tbody", {}, rows.map((row) => cells("td", row, {})))));
 }
 
 const pieces = ({ tokens = [] }) => tokens.map(piece);
@@ -66,8 +67,8 @@ function piece(token) {
     case "del": return h("del", {}, pieces(token));
     case "codespan": return h("code", {}, token.text);
     case "br": return h("br");
-    case "link": return link(token.href, pieces(token));
-    case "image": return link(token.href, [token.text]);
+    case "link": return link(token, pieces(token));
+    case "image": return link(token, [token.text]);
     case "checkbox": return token.checked ? "☑ " : "☐ ";
     case "text": return token.tokens ? pieces(token) : decoded(token.raw); // the lexer decodes numbers, and would hide what they mean
     case "escape": return token.text;
@@ -81,7 +82,11 @@ const decoded = (text) => text.replace(/&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(\
   return point && point < 0x110000 ? visible(String.fromCodePoint(point)) : "\ufffd";
 });
 
-function link(href, label) {
-  if (!/^(https?:\/\/|mailto:)/i.test(href)) return [label, ` (${href})`];
-  return h("a", { href, target: "_blank", rel: "noopener noreferrer" }, label.length ? label : href);
+// Nothing is hidden: where a person decides, the style sheet shows the address beside the words that stand for it.
+function link({ href, title }, label) {
+  const more = title ? ` “${title}”` : "";
+  if (!/^(https?:\/\/|mailto:)/i.test(href)) return [label, ` (${href})${more}`];
+  const made = h("a", { href, target: "_blank", rel: "noopener noreferrer" }, label.length ? label : href);
+  if (made.textContent !== href) made.dataset.to = href;
+  return [made, more];
 }

@@ -5,12 +5,12 @@ import { h } from "./dom.js";
 import { marked } from "./odd.js";
 
 const USES = {
-  bash: ["command", "workdir", "timeout"], shell: ["command", "workdir", "timeout"],
+  bash: ["command", "workdir", "timeout", "background"], shell: ["command", "workdir", "timeout", "background"],
   edit: ["filePath", "oldString", "newString", "replaceAll"], write: ["filePath", "content"], multiedit: ["filePath", "edits"],
   patch: ["patchText"], apply_patch: ["patchText"],
   read: ["filePath", "offset", "limit"], list: ["path", "ignore"], glob: ["pattern", "path"], grep: ["pattern", "path", "include"],
   webfetch: ["url", "format", "timeout"], websearch: ["query", "numResults", "livecrawl", "type", "contextMaxCharacters"],
-  task: ["prompt", "subagent_type", "task_id", "command"], todowrite: ["todos"], skill: ["name"],
+  task: ["prompt", "subagent_type", "task_id", "command", "background"], todowrite: ["todos"], skill: ["name"],
 };
 // What these tools say about their call is not what they do.
 const SAYS = ["bash", "shell", "task"];
@@ -38,7 +38,7 @@ function field(label, value) {
   return h("div", { class: `field${text.length < 60 && !text.includes("\n") ? " short" : ""}` }, h("span", { class: "label" }, marked(label)), h("pre", {}, marked(text)));
 }
 
-export function subject({ permission, patterns = [], metadata = {}, tool }) {
+export function subject({ permission, patterns = [], metadata = {}, tool, links = {} }) {
   // A repeated call is told as the tool and its input.
   const repeated = permission === "doom_loop" && metadata.input;
   const { name, input = {} } = repeated ? { name: metadata.tool, input: metadata.input } : tool ?? {};
@@ -67,6 +67,7 @@ export function subject({ permission, patterns = [], metadata = {}, tool }) {
   if (more.length) nodes.push(field(PATTERNS[permission] ?? "For", more.join("\n")));
   used.forEach((key) => put(key, input[key]));
   if (!repeated && tool?.call_id && !tool.input) nodes.push(h("p", { class: "bad" }, "The input of this call is not known: OpenCode did not tell it."));
+  Object.entries(links).forEach(([path, real]) => nodes.push(h("p", { class: "bad" }, "A symbolic link leads from ", h("code", {}, marked(path)), " to ", h("code", {}, marked(real)))));
   nodes.push(...changes);
   const says = SAYS.includes(name);
   const words = new Set([description, says && input.description].filter(Boolean).map(written));

@@ -12,7 +12,9 @@ export const stateOf = (task) => task.status.state.replace("TASK_STATE_", "").to
 export const ended = (state) => ["completed", "failed", "canceled", "rejected"].includes(state);
 export const waits = (state) => state.endsWith("required");
 export const titleOf = (task) => task.metadata?.opencode?.title ?? task.metadata?.shared?.session?.title ?? "Task";
-export const badge = (state) => h("span", { class: `state ${state.split(" ")[0]}` }, state);
+const CALLED = { "input required": "waits for you", "auth required": "needs a sign-in", submitted: "about to start" };
+const called = (state) => CALLED[state] ?? state;
+export const badge = (state) => h("span", { class: `state ${state.split(" ")[0]}` }, called(state));
 
 const textOf = (message) => (message.parts ?? []).map((part) => part.text ?? "").join("\n");
 const person = (parts) => h("div", { class: "person" }, h("span", { class: "sr" }, "You: "), said(parts));
@@ -46,12 +48,15 @@ class Prose {
   }
 }
 
+// What is heard this soon may have happened long ago.
+const REPLAY_MS = 1500;
 export const SIGNS = { pending: "·", running: "", completed: "✓", error: "✕", unfinished: "–" };
 const EDITS = ["edit", "write", "patch", "apply_patch", "multiedit"];
 
 export class Tool {
-  constructor() {
-    this.began = Date.now();
+  // `live` is false for calls of the past, of which nobody knows when they began.
+  constructor(live = false) {
+    this.began = live && Date.now();
     this.summary = h("summary");
     this.body = h("div", { class: "body" });
     this.node = h("details", { class: "tool" }, this.summary, this.body);
@@ -61,12 +66,12 @@ export class Tool {
   set(data) {
     const input = data.input ?? {};
     const about = gist(data.tool, input) ?? data.title ?? "";
-    const took = (Date.now() - this.began) / 1000;
+    const took = this.began && (Date.now() - this.began) / 1000;
     if (this.node.className !== `tool ${data.status}` && EDITS.includes(data.tool) && data.status === "completed") this.node.open = true;
     this.node.className = `tool ${data.status}`;
     fill(this.summary, h("span", { class: "sign", role: "img", "aria-label": data.status }, SIGNS[data.status]), h("span", { class: "name" }, data.tool),
       h("span", { class: "about" }, marked(about)),
-      data.status === "running" ? when(new Date(this.began).toISOString(), "took") : took >= 1 && h("span", { class: "muted" }, `${took.toFixed(0)} s`));
+      this.began && data.status === "running" ? when(new Date(this.began).toISOString(), "took") : took >= 1 && h("span", { class: "muted" }, `${took.toFixed(0)} s`));
     this.data = data;
     this.draw();
   }
@@ -98,7 +103,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
   const tail = h("div", { class: "tail" });
   const root = h("section", { class: "turn unread" }, log, note, tail);
 
-  let task = first, state = stateOf(first), open, planNode, started = false, unsigned;
+  let task = first, state = stateOf(first), open, planNode, started = false, opened, unsigned;
   let tools, cards, prose, messages;
   const reset = () => {
     [tools, cards, prose, messages, open, planNode, unsigned] = [new Map(), new Map(), [], new Map(), undefined, undefined, undefined];
@@ -142,7 +147,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
       const data = part.data ?? {};
       if (data.tool === "todowrite" && data.input?.todos) return showPlan(data.input.todos);
       let tool = tools.get(made.artifactId);
-      if (!tool) put((tools.set(made.artifactId, (tool = new Tool())), tool.node));
+      if (!tool) put((tools.set(made.artifactId, (tool = new Tool(Date.now() - opened > REPLAY_MS))), tool.node));
       tool.set(data);
     } else if (hints.block_type === "text" || hints.block_type === "reasoning") text(made, hints, part);
     else if (made.name === "diff") {
@@ -220,7 +225,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
       if (!card) put(line);
       cards.delete(interrupt.request_id);
     }
-    if (before !== state) announce(`${titleOf(task)}: ${state}`);
+    if (before !== state) announce(`${titleOf(task)}: ${called(state)}`);
     if (ended(state)) cards.forEach((card) => card.remove());
     foot();
     updated();
@@ -256,6 +261,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
       begin();
       foot();
       updated();
+      opened = Date.now();
       await follow(id, signal, hear, connected);
     } catch (error) {
       if (!signal.aborted) failed(error);

@@ -7,7 +7,7 @@ its session, unless that is lost. With a single OpenCode there is nothing to cho
 Before anything runs for a call, the fleet says where the call belongs: ``Here``, if this replica
 owns the OpenCode, or ``There``. What runs here holds the member (``Member.hold``): while somebody
 holds it, it stays with this replica, so that nothing further down has to ask. ``OwnerCall``
-(``tasks.mailbox``) does both.
+(``cluster.mailbox``) does both.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from opencode_a2a import metrics
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import (
     InvalidParamsError,
+    Missing,
     ServiceError,
     UpstreamBackpressureError,
     UpstreamUnreachableError,
@@ -31,7 +32,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.ids import Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.calls import well_formed
-from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.store import interrupts
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
@@ -42,7 +43,7 @@ from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD
 
 logger = structlog.get_logger(__name__)
 
-WATCH_SECONDS = 1.0
+NOTICE_SECONDS = 1.0
 LOCAL_BIAS = 2
 """How many more open tasks an OpenCode of this replica may have than one of another replica, and
 still get a new context: streams of this replica's own OpenCodes are faster."""
@@ -73,11 +74,11 @@ class Member:
     def __init__(
         self,
         entry: UpstreamEntry,
-        upstream: Upstream,
+        server: OpenCodeServer,
         make: Callable[[], tuple[SharedTurns, Errands]],
     ) -> None:
         self.name = entry.name
-        self.upstream = upstream
+        self.server = server
         self._make = make
         self.turns, self.errands = make()
         self.drain = entry.drain
@@ -167,7 +168,7 @@ class Anywhere:
     """The OpenCode to ask, if one is asked at all."""
 
 
-Place = Here | There | Anywhere
+Where = Here | There | Anywhere
 """Where a call belongs."""
 
 
@@ -207,11 +208,24 @@ class Fleet:
         elsewhere = self._database.census.elsewhere
         return len(self.members) == 1 and elsewhere.keys() <= self.members.keys()
 
+    @property
+    def can_lose(self) -> bool:
+        """Whether an OpenCode that is unreachable for too long is lost; a single one never is."""
+        return not self.alone and self.lost_seconds > 0
+
+    @property
+    def missing(self) -> Missing:
+        """What none of the OpenCodes has; what others have is not known here."""
+        if not self._database.census.elsewhere.keys() <= self.members.keys():
+            return frozenset()
+        first, *others = (member.turns.opencode.features for member in self.members.values())
+        return first.missing.intersection(*(one.missing for one in others))
+
     def owned(self) -> list[str]:
         """Return the names of the OpenCodes that this replica owns."""
         return [member.name for member in self.members.values() if member.owned]
 
-    def place(self, upstream: str) -> Here | There:
+    def where(self, upstream: str) -> Here | There:
         """Say where a call about an OpenCode belongs."""
         member = self.members.get(upstream)
         return Here(member) if member is not None and member.owned else There(upstream)
@@ -221,29 +235,29 @@ class Fleet:
         member = self.members.get(upstream)
         return upstream in self.census.elsewhere or (member is not None and not member.lost)
 
-    async def place_of_message(
+    async def where_message_belongs(
         self, context_id: str | None, routing: Routing, bound: Sequence[str]
-    ) -> Place:
+    ) -> Where:
         """Say where a message belongs: to the OpenCode with its session, or to one with room.
 
         ``bound`` names the OpenCodes that its context is bound to.
         """
         if self.alone:
-            return self.place(self.first.name)
+            return self.where(self.first.name)
         if routing.session_id is not None:
-            return await self.place_of_session(routing.session_id)
+            return await self.where_session_is(routing.session_id)
         if routing.workspace_id is not None:
-            place = await self.place_of_workspace(routing.workspace_id)
-            if place is not None:
-                return place
+            where = await self.where_workspace_is(routing.workspace_id)
+            if where is not None:
+                return where
         if context_id is not None and context_id.startswith(DERIVED_CONTEXT):
-            return await self.place_of_session(context_id.removeprefix(DERIVED_CONTEXT))
+            return await self.where_session_is(context_id.removeprefix(DERIVED_CONTEXT))
         if bound:
-            return self.place(bound[0])
+            return self.where(bound[0])
         if routing.workspace_id is not None:
-            return self.place(self.first.name)
+            return self.where(self.first.name)
         location, _ = self.first.turns.sessions.locate(routing)
-        return self.place_of_new_context(location.directory)
+        return self.where_new_context_goes(location.directory)
 
     def serving(self, directory: str | None) -> Member:
         """Return an OpenCode to ask for what is the same in all that serve a directory."""
@@ -253,11 +267,11 @@ class Fleet:
         up = [member for member in serving if member.up]
         return (up or serving or [self.first])[0]
 
-    async def place_of_session(self, session_id: str) -> Here | There:
+    async def where_session_is(self, session_id: str) -> Here | There:
         """Say where a session is; if nobody has it, where that is said."""
         if self.alone or not well_formed("ses", session_id):
-            return self.place(self.first.name)
-        return self.place(await self._find_session(SessionId(session_id)))
+            return self.where(self.first.name)
+        return self.where(await self._find_session(SessionId(session_id)))
 
     async def _find_session(self, session_id: SessionId) -> str:
         """Return the name of the OpenCode that has a session; the first if none has it."""
@@ -285,25 +299,25 @@ class Fleet:
             name = await self.find_session_elsewhere(session_id)
         return name or self.first.name
 
-    async def place_of_workspace(self, name: str) -> Here | There | None:
+    async def where_workspace_is(self, name: str) -> Here | There | None:
         """Say where a workspace or worktree was made; None if that is not known."""
         found = await self._database.read(task_rows.upstream_of_place, name)
         known = found in self.census.elsewhere or found in self.members
-        return self.place(found) if found is not None and known else None
+        return self.where(found) if found is not None and known else None
 
-    async def place_of_request(self, request_id: str) -> Here | There:
+    async def where_request_is(self, request_id: str) -> Here | There:
         """Say which OpenCode asks for a permission or an answer; any one if that is not known."""
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
-                return self.place(member.name)
+                return self.where(member.name)
         if self.census.has_others:
             name = await self._database.read(interrupts.upstream, request_id, DERIVED_CONTEXT)
             if name is not None:
-                return self.place(name)
+                return self.where(name)
         usable = (member for member in self.members.values() if member.owned and member.up)
-        return self.place(next(usable, self.first).name)
+        return self.where(next(usable, self.first).name)
 
-    def place_of_new_context(self, directory: str | None) -> Here | There:
+    def where_new_context_goes(self, directory: str | None) -> Here | There:
         """Choose an OpenCode for a new context: one that has room, with the fewest open tasks.
 
         One of this replica is preferred; see ``LOCAL_BIAS``.
@@ -352,6 +366,7 @@ class Fleet:
 
     async def recover_errands(self, members: Collection[Member]) -> None:
         """Take up work without a task, which was asking something when its process ended."""
+        # The table of interrupts is the same for all members.
         for owner in await self.first.turns.interrupts.errand_owners():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
             name = self.first.name if self.alone else await self._find_session(session)
@@ -360,7 +375,7 @@ class Fleet:
                 stored = await self.first.turns.interrupts.stored("", owner.context_id)
                 member.errands.recover(owner, stored)
 
-    async def watch(self, lose: Callable[[Member], None]) -> None:
+    async def notice_lost(self, lose: Callable[[Member], None]) -> None:
         """Notice which members are away, and call ``lose`` for one that was away for too long."""
         now = asyncio.get_running_loop().time
         while True:
@@ -377,11 +392,10 @@ class Fleet:
                 if member.away_since is None:
                     member.away_since = now()
                 away = now() - member.away_since
-                several = not self.alone and self.lost_seconds > 0
-                if several and away >= self.lost_seconds:
+                if self.can_lose and away >= self.lost_seconds:
                     if not member.lost:
                         member.lost = True
                         member.turns.sessions.forget_links()
-                        logger.error("OpenCode is lost", upstream=member.name, seconds=round(away))
+                        logger.error("OpenCode lost", upstream=member.name, seconds=round(away))
                     lose(member)  # again for what was admitted since
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(NOTICE_SECONDS)

@@ -2,8 +2,7 @@
 
 ``TaskLog`` is the log of a task that this process runs, ``remote.RemoteLog`` that of a task that
 another replica runs. Readers follow both alike, as a ``ReadableLog``. ``LogReader`` is the position
-of one live reader; ``Replay`` reads a log that nobody has in memory; ``LogWriter`` stores the
-entries of all logs.
+of one live reader, and ``LogWriter`` stores the entries of all logs.
 
 The life of an entry:
 
@@ -18,13 +17,21 @@ The life of an entry:
 
 A task *stops* when it ends or begins to wait for a person. A log *moves* when another replica takes
 the task over: reading ends here, and clients come again.
+
+How reading ends before the task does:
+
+- ``stop_waiting``: the service stops. Those who wait for a stop are released; ``server.sse`` ends
+  the streams.
+- ``end_reading``: this replica is cut off from the database. All who read or wait get an error, and
+  may come again.
+- ``move``: the log has moved. Readers get what is left of it, and then an error; so does everyone
+  who comes later.
+- ``close``: this replica has given the task up. As ``move``, and nothing can be appended.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -34,9 +41,8 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
-from opencode_a2a.errors import StoreUnavailableError, StreamEndedError, TaskUnreadableError
+from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import (
-    ChannelReplaced,
     Failure,
     FailureType,
     Finished,
@@ -44,22 +50,14 @@ from opencode_a2a.events import (
     Outcome,
     Resumed,
     TextGrew,
-    ToolChanged,
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import MAIN, ContextId, Principal, TaskId
-from opencode_a2a.messages import TurnRequest
-from opencode_a2a.store import callers, webhooks
-from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.callers import Spent
-from opencode_a2a.store.database import Database, Write
-from opencode_a2a.store.engine import UnstorableError
-from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
-from opencode_a2a.tasks.state import (
+from opencode_a2a.ids import MAIN
+from opencode_a2a.log.seen import SeenRequests, Settlements
+from opencode_a2a.log.state import (
     FIRM,
     OPEN,
-    STATE_CHANGES,
     TERMINAL,
     Cursor,
     Entry,
@@ -69,12 +67,19 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     TerminalError,
+    bounded,
     dump_archive,
     dump_entries,
     encode,
-    load_entries,
-    load_state,
 )
+from opencode_a2a.log.stored import Replay
+from opencode_a2a.messages import TurnRequest
+from opencode_a2a.store import callers, webhooks
+from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.callers import Spent
+from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.engine import UnstorableError
+from opencode_a2a.store.tasks import Segment, StatusChange, TaskRow
 from opencode_a2a.telemetry import ROUTINE, Trace
 
 logger = structlog.get_logger(__name__)
@@ -87,23 +92,13 @@ TAIL = 128
 """Stored entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
-BATCH_BYTES = 256 * 1024
-"""Bytes of text after which no further entry is handed to a reader at once. What a reader that does
-not read holds in memory is about one batch, encoded."""
 PIECE = 64 * 1024
 """Characters of text in one entry. OpenCode may send all of an answer at once, and an entry is
 written to a reader as one."""
-SEGMENTS = 200
-"""Rows of a stored log that are read at once."""
 LOGS_PER_NOTIFICATION = 390
 """A task number has up to 19 digits, and a notification has room for 7,900."""
 STORE_SECONDS = 4.0
 """How long a caller waits for the store to take the state that it is about to read."""
-UNREAD_SECONDS = 1.5
-"""Nobody reads a request and answers it in less time; an answer that comes sooner may be a late or
-doubled answer to an earlier request."""
-SETTLED_SECONDS = 5.0
-"""How long an answer to a request that was settled may still be on its way, or be sent again."""
 UNSTORABLE = Failure(
     FailureType.UNSTORABLE,
     "Something that belongs to the task cannot be stored, so that it was stopped. The log of the "
@@ -125,7 +120,11 @@ class LiveReader(Protocol):
     """
 
     def offer(self, entries: list[Entry], /) -> None:
-        """Take the next entries; an empty list says that the log has moved."""
+        """Take the next entries, one at least."""
+        ...
+
+    def wake(self) -> None:
+        """Look at the log again: it has moved."""
         ...
 
     def end(self, error: StreamEndedError, /) -> None:
@@ -145,7 +144,7 @@ class Observer(Protocol):
         ...
 
     def left(self, log: "TaskLog", /) -> None:
-        """Take note that another replica goes on with the task."""
+        """Take note that another replica continues the task."""
         ...
 
 
@@ -175,109 +174,6 @@ class Waiters:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-
-
-class Settlements:
-    """When a request of each context was last settled, by the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._at: dict[tuple[Principal, ContextId], float] = {}
-
-    def note(self, ref: TaskRef, now: float) -> None:
-        self._at = {key: at for key, at in self._at.items() if now - at < SETTLED_SECONDS}
-        self._at[ref.principal, ref.context_id] = now
-
-    def last(self, ref: TaskRef) -> float:
-        return self._at.get((ref.principal, ref.context_id), -SETTLED_SECONDS)
-
-
-class SeenRequests:
-    """Which requests to a person (see ``Interrupted.number``) a reader of the task has seen.
-
-    An answer that names no request is for what was seen when it came. But an answer to a request
-    that was settled a moment ago may be late, or be sent twice: then it counts only for requests
-    that somebody had the time to read.
-    """
-
-    def __init__(self, state: TaskState, settlements: Settlements) -> None:
-        self._state = state
-        self._settlements = settlements
-        self._began = time.monotonic()
-        self._settled_at = self._began - SETTLED_SECONDS
-        self.newest = 0
-        """The highest number that a reader was given."""
-        self._read = 0
-        """The highest number that a reader was given more than ``UNREAD_SECONDS`` ago."""
-        self._shown: dict[int, float] = {}
-        """When a reader was given those after it, by number."""
-
-    def recover(self) -> None:
-        """After a restart, assume that readers were given the requests that are open just now.
-
-        But if nobody answered the request before them in time, they must be seen again: a late
-        answer to the earlier one may still arrive.
-        """
-        if self._state.settled:  # nobody knows how long ago
-            self._settled_at = time.monotonic()
-        if not self._unanswered:
-            pending = (one.number or 0 for one in self._state.status.pending)
-            self.note(max(pending, default=0))
-
-    def note(self, number: int) -> bool:
-        """Note that a reader was given the requests up to a number; False if it was known."""
-        if number <= self.newest:
-            return False
-        now = time.monotonic()
-        self._read = self._read_by(now)
-        self._shown = {one: at for one, at in self._shown.items() if one > self._read}
-        self._shown[number] = now
-        self.newest = number
-        return True
-
-    def note_settled(self) -> None:
-        """Note that a request of the task is settled."""
-        self._settled_at = time.monotonic()
-        self._settlements.note(self._state.ref, self._settled_at)
-
-    def answerable(self, came: float, *, by_context: bool = False) -> int:
-        """Return the highest number that an answer may be for that names none and came then.
-
-        An answer may be late for any request of its context if it names only that
-        (``by_context``), except for tasks that began since.
-        """
-        settled_at = self._settled_at
-        if by_context and (of_context := self._settlements.last(self._state.ref)) > self._began:
-            settled_at = max(settled_at, of_context)
-        doubtful = self._unanswered or came - settled_at < SETTLED_SECONDS
-        return self._read_by(came) if doubtful else self.newest
-
-    def _read_by(self, came: float) -> int:
-        read = (one for one, at in self._shown.items() if came - at >= UNREAD_SECONDS)
-        return max(read, default=self._read)
-
-    @property
-    def _unanswered(self) -> bool:
-        """Whether nobody answered the request before the present one."""
-        last = next(reversed(self._state.settled.values()), None)
-        return last is not None and last.resolution in ("expired", "void")
-
-
-def bounded(entries: list[Entry]) -> list[Entry]:
-    """Return the first entries of a list, but at least one, up to ``BATCH_BYTES`` of text."""
-    size = 0
-    for count, entry in enumerate(entries, 1):
-        match entry.event:
-            case Grew(text=text):
-                size += len(text)
-            case ToolChanged(output=output, error=error):
-                size += len(output or "") + len(error or "")
-            case ChannelReplaced(parts=parts):
-                size += sum(len(text) for _, text in parts)
-            case _:
-                pass
-        if size >= BATCH_BYTES:
-            return entries[:count]
-    return entries
 
 
 def in_pieces(events: Sequence[LogEvent]) -> Iterator[LogEvent]:
@@ -369,7 +265,10 @@ class ReadableLog:
             await self.stops.wait()
 
     async def until_ended(self) -> TaskState:
-        """Wait until the task has ended; raise StreamEndedError if the log moves."""
+        """Wait until the task has ended; raise StreamEndedError if the log moves.
+
+        For a cancel, which OpenCode confirms soon: a stop of the service does not release it.
+        """
         while not (state := await self.firm_state()).status.state.terminal:
             self.check_moved()
             await self.stops.wait()
@@ -429,7 +328,7 @@ class ReadableLog:
         self._moved = True
         self.stops.wake()
         for reader in [*self.readers, *self.readers_of_stored]:
-            reader.offer([])
+            reader.wake()
 
     def end_reading(self) -> None:
         """End all reading that is under way; a client may come again, here or elsewhere."""
@@ -482,7 +381,11 @@ class TaskLog(ReadableLog):
             try:
                 entries.append(self.state.apply(event, at))
             except TerminalError:
-                logger.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
+                logger.info(
+                    "event ignored after the end of its task",
+                    task_id=self.ref.id,
+                    what=type(event).__name__,
+                )
                 break
         if not entries:
             return False
@@ -664,7 +567,6 @@ class LogReader:
             one = len(entries) == 1
             if (
                 self._write is not None
-                and entries
                 and entries[0].seq == self._after + 1
                 and (one or len(bounded(entries)) == len(entries))
             ):
@@ -681,6 +583,11 @@ class LogReader:
             waiter.set_result(None)
         except Exception as error:  # a fault of this reader must not reach the others
             waiter.set_exception(error)
+
+    def wake(self) -> None:
+        """Have ``next`` look at the log again if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def end(self, error: StreamEndedError) -> None:
         """Have ``next`` raise an error if it waits."""
@@ -707,74 +614,6 @@ class LogReader:
                     self.log.note_seen(entry.status)
 
 
-DAMAGED = (LookupError, TypeError, ValueError, AttributeError)
-"""What goes wrong when a stored value is read that is not what was written."""
-
-
-def load_segment(segment: Segment) -> list[tuple[int, LogEvent]]:
-    """Return (time in ms, event) of each entry; raise TaskUnreadableError if one is missing."""
-    try:
-        events = load_entries(segment.data)
-    except DAMAGED:
-        events = []
-    if len(events) != segment.last_seq - segment.first_seq + 1:
-        logger.error("a part of a log cannot be read", task_no=segment.task_no)
-        raise TaskUnreadableError
-    return events
-
-
-class Replay:
-    """Reads a log from the store, folding it again to know the status at each entry."""
-
-    def __init__(self, database: Database, no: int, ref: TaskRef) -> None:
-        self._database = database
-        self._no = no
-        self.state = TaskState(ref)
-        self._most = 8
-        """Segments that are read next: fewer while they are large."""
-
-    async def next(self, after: int) -> list[Entry]:
-        """Return the next stored entries after a sequence number; none when there are no more."""
-        while True:
-            segments = await self._database.read(
-                task_rows.load_segments, self._no, self.state.seq + 1, self._most
-            )
-            size = sum(len(segment.data) for segment in segments)
-            fitting = len(segments) * BATCH_BYTES // size if size else SEGMENTS
-            self._most = max(1, min(SEGMENTS, fitting, 2 * self._most))
-            entries = [
-                self.state.apply(event, at)
-                for segment in segments
-                for at, event in load_segment(segment)
-            ]
-            wanted = [entry for entry in entries if entry.seq > after]
-            if wanted or not segments:
-                return wanted
-
-    def forget_contents(self) -> None:
-        """Keep the status, which later entries build on, but no text or artifact so far."""
-        self.state.artifacts.clear()
-        for text in self.state.channels.values():
-            text.parts.clear()
-
-    async def all(self) -> TaskState:
-        """Read the whole log, and return the task as it is stored."""
-        while await self.next(self.state.seq):
-            pass
-        return self.state
-
-
-async def stored_changes(database: Database, task_no: int, ref: TaskRef, after: int) -> list[Entry]:
-    """Return the next changes of state after an entry from the stored log.
-
-    The list is empty if there are no more, or if the log of an ended task is no longer kept.
-    """
-    replay, changes = Replay(database, task_no, ref), list[Entry]()
-    while len(changes) < STATE_CHANGES and (entries := await replay.next(replay.state.seq)):
-        changes += (entry for entry in entries if entry.changes_state and entry.seq > after)
-    return changes
-
-
 def new_row(state: TaskState, request: TurnRequest | None = None, upstream: str = MAIN) -> TaskRow:
     """Return the row of a new task; ``request`` is that of its first turn."""
     ref, modes = state.ref, state.ref.output_modes
@@ -798,32 +637,6 @@ def status_change(no: int, before: Status, after: Status, state: TaskState) -> S
     archive = dump_archive(state) if after.state.terminal else None
     whose, status = state.ref.principal, encode(after)
     return StatusChange(no, whose, before.state, after.state, at, status, archive)
-
-
-def ref_of(row: TaskRow) -> TaskRef:
-    try:
-        modes = None if row.output_modes is None else tuple(orjson.loads(row.output_modes))
-    except (TypeError, ValueError):
-        modes = None  # as if it had been sent without; the rest of the task counts
-    return TaskRef(
-        TaskId(row.id), ContextId(row.context_id), Principal(row.principal), modes, row.created_at
-    )
-
-
-def load_task(row: TaskRow) -> TaskState:
-    """Build a task from its row; if it is open it has a status and nothing else."""
-    try:
-        return load_state(ref_of(row), row.status, row.archive)
-    except DAMAGED as error:
-        logger.error("a task cannot be read", row=row.id, cause=type(error).__name__)
-        raise TaskUnreadableError from None
-
-
-def readable_tasks(rows: Iterable[TaskRow]) -> Iterator[TaskState]:
-    """Build tasks from their rows; one that is damaged is left out."""
-    for row in rows:
-        with suppress(TaskUnreadableError):
-            yield load_task(row)
 
 
 @dataclass(slots=True)
@@ -889,7 +702,7 @@ class LogWriter:
     """Stores the entries of all logs, in groups.
 
     Text is written in batches, at most 50 ms apart; a change of state is written at once. While
-    the database is away, entries wait here, in order, and ``run`` tries again.
+    the database is unreachable, entries wait here, in order, and ``run`` tries again.
     """
 
     def __init__(self, database: Database) -> None:
@@ -1012,7 +825,7 @@ class LogWriter:
             await self._database.write_until_stored(_Batch([share], None).write)
             return
         except UnstorableError as error:
-            logger.error("a task cannot be stored", task_id=share.log.ref.id, cause=str(error))
+            logger.error("task could not be stored", task_id=share.log.ref.id, cause=str(error))
         await self._database.write_until_stored(_Batch([share], None).write_entries)
         share.log.append_now([Finished(Outcome.FAILED, failure=UNSTORABLE)])
         self.on_unstorable(share.log)

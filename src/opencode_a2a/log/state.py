@@ -49,6 +49,10 @@ from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, PromptPart, Routing, TurnRequest
 from opencode_a2a.rights import Rights
 
+BATCH_BYTES = 256 * 1024
+"""Bytes of text after which no further entry is handed to a reader at once. What a reader that does
+not read holds in memory is about one batch, encoded."""
+
 
 class State(StrEnum):
     __hash__ = str.__hash__  # see Channel
@@ -204,9 +208,14 @@ class Status:
         return next((asked for asked in self.pending if asked.type == "plan"), None)
 
     @property
+    def sign_in(self) -> int | None:
+        """The sign-in that is waited for, by since when; None if none is."""
+        return self.at if self.state is State.AUTH_REQUIRED else None
+
+    @property
     def between_turns(self) -> bool:
         """Whether no turn runs, and the next message starts one."""
-        return self.state is State.AUTH_REQUIRED or self.plan is not None
+        return self.sign_in is not None or self.plan is not None
 
 
 @dataclass(slots=True)
@@ -230,6 +239,24 @@ class Entry:
         if self.status is None or not isinstance(self.event, Interrupted | Resumed | Finished):
             return False
         return self.status.state.terminal or self.status.state.interrupted
+
+
+def bounded(entries: list[Entry]) -> list[Entry]:
+    """Return the first entries of a list, but at least one, up to ``BATCH_BYTES`` of text."""
+    size = 0
+    for count, entry in enumerate(entries, 1):
+        match entry.event:
+            case Grew(text=text):
+                size += len(text)
+            case ToolChanged(output=output, error=error):
+                size += len(output or "") + len(error or "")
+            case ChannelReplaced(parts=parts):
+                size += sum(len(text) for _, text in parts)
+            case _:
+                pass
+        if size >= BATCH_BYTES:
+            return entries[:count]
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client for calls to one server.
 
-``opencode.client`` makes every call through it. A turn keeps its call open for minutes, and the
+``opencode.calls`` makes every call through it. A turn keeps its call open for minutes, and the
 event stream stays open for as long as the service runs. A general HTTP client takes 0.8 ms of CPU
 per call and looks at every open connection each time; this one takes 0.1 ms, however many
 connections are open. Nothing here knows OpenCode.
@@ -8,7 +8,7 @@ connections are open. Nothing here knows OpenCode.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from opencode_a2a.trust import machine_trust
+from opencode_a2a.net.trust import machine_trust
 
 CONNECT_SECONDS = 10.0
 KEPT_SECONDS = 4.0
@@ -27,6 +27,10 @@ KEPT_CONNECTIONS = 64
 
 class ExchangeError(Exception):
     """The call failed before the response was complete; the text is short and quotes no driver."""
+
+
+class NotConnectedError(ExchangeError):
+    """There was no connection, so nothing was sent."""
 
 
 class NotHttpError(ExchangeError):
@@ -194,9 +198,18 @@ class Exchange:
         self._closed = False
 
     async def send(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        before_write: Callable[[], Awaitable[None]] | None = None,
     ) -> HttpResponse:
-        """Send a request and return the whole response, however long that takes."""
+        """Send a request and return the whole response, however long that takes.
+
+        ``before_write`` is awaited once there is a connection, which may take long. Nothing else
+        runs between its return and the writing of the request.
+        """
         request = self._request(method, target, body, headers)
         recently = time.monotonic() - KEPT_SECONDS
         kept: HttpConnection | None = None
@@ -206,6 +219,8 @@ class Exchange:
                 kept.close()
                 kept = None
         connection = kept or await self._connect()
+        if before_write is not None:
+            connection = await self._open_after(before_write, connection)
         try:
             response = await connection.call(request)
         except ExchangeError:
@@ -250,6 +265,20 @@ class Exchange:
         )
         return head.encode("latin-1") + body
 
+    async def _open_after(
+        self, before_write: Callable[[], Awaitable[None]], connection: HttpConnection
+    ) -> HttpConnection:
+        """Return the connection, or another one if the server closes it meanwhile."""
+        while True:
+            try:
+                await before_write()
+            except BaseException:
+                connection.close()
+                raise
+            if connection.open:
+                return connection
+            connection = await self._connect()
+
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
@@ -261,7 +290,7 @@ class Exchange:
                     ssl=self._secure,
                 )
         except TimeoutError:
-            raise ExchangeError("no connection in time") from None
+            raise NotConnectedError("no connection in time") from None
         except OSError as error:
-            raise ExchangeError(type(error).__name__) from None
+            raise NotConnectedError(type(error).__name__) from None
         return connection

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
 from opencode_a2a.config import ClientSettings, ServiceSettings, SettingsError
-from opencode_a2a.trust import machine_trust
+from opencode_a2a.net.trust import machine_trust
 
 if TYPE_CHECKING:
     import httpx2
@@ -311,7 +311,7 @@ class Fetcher:
         """
         import httpx2
 
-        from opencode_a2a.peers.http import client
+        from opencode_a2a.net.http import client
 
         if not self._limits.fetch_files:
             refusal = EgressError("files are not fetched here; send the bytes instead")
@@ -350,7 +350,7 @@ class Fetcher:
             self._room.release()
 
     async def _fetch(self, http: "httpx2.AsyncClient", url: str, fetching: "_Fetching") -> Fetched:
-        from opencode_a2a.peers.http import media_type, read
+        from opencode_a2a.net.http import media_type, read
 
         check(url, self._rules)
         if fetching.left <= 0:

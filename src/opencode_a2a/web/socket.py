@@ -317,6 +317,8 @@ def prepare_process() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def collect_garbage() -> None:
     """Collect young garbage whenever the process has grown, and all of it once in a while.
 
+    Then memory that is free is returned to the system, too.
+
     The collector counts objects, not bytes: a few that refer to each other can hold any amount of
     memory, and its own thresholds are high. What makes a process grow at once is young. To look
     through all objects instead would take 5 % of the CPU of a busy service, whose tasks in memory
@@ -327,6 +329,10 @@ async def collect_garbage() -> None:
         await asyncio.sleep(COLLECT_SECONDS)
         if time.monotonic() - collected >= COLLECT_AT_LEAST_SECONDS:
             gc.collect()
+            # What was freed between things that stay is kept for later: 20 MB after 250,000
+            # requests of all kinds. To return 100 MB takes 13 ms.
+            with contextlib.suppress(OSError, AttributeError):  # as in ``prepare_process``
+                ctypes.CDLL(None).malloc_trim(0)
             collected, size = time.monotonic(), _resident_bytes()
         elif _resident_bytes() - size >= COLLECT_BYTES:
             gc.collect(1)

@@ -1,15 +1,15 @@
 """Run calls where they belong: here, or at the replica that owns the OpenCode.
 
-What has to be decided in one place is an ``OwnerCall``: it is given a place (``turns.fleet``), and
-runs the same code here or there. A call that belongs to another replica goes through a table
+What has to be decided in one place is an ``OwnerCall``: it is told where (``fleet``), and runs
+the same code here or there. A call that belongs to another replica goes through a table
 (``Mailbox``, ``store.mail``), so replicas need no second port, no shared secret and no network path
 to each other. Its result is returned, and its error raised, as if it had run here.
 
 A mail is addressed to an OpenCode, not to a replica, so the next owner finds it. If a replica dies
 while it carries a call out, the next owner does so again if the call is repeatable; otherwise the
-caller is told that it may have been done. Every ``ask`` ends: with a reply, when no owner has taken
-the mail for ``PATIENCE_SECONDS``, or when the replica that took it is gone. A live replica may take
-as long as it would for a call of its own.
+caller is told that it may have been done. Every ``ask`` ends: with a reply, when no owner has
+collected the mail for ``PATIENCE_SECONDS``, or when the replica that collected it is gone. A live
+replica may take as long as it would for a call of its own.
 
 While replicas are upgraded, one may own an OpenCode and not be able to read the calls of a later
 version. It is not asked: the caller is told to try again, new contexts begin elsewhere, and what
@@ -30,6 +30,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.cluster.fleet import UNSURE, Fleet, Here, Member, MovedError, There, Where
 from opencode_a2a.errors import (
     InternalError,
     ServiceError,
@@ -43,7 +44,6 @@ from opencode_a2a.ids import SessionId
 from opencode_a2a.store import mail, replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.turns.fleet import UNSURE, Fleet, Here, Member, MovedError, Place, There
 
 logger = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 Raises ServiceError, or MovedError if the call belongs to another OpenCode or to its next owner."""
 
 PATIENCE_SECONDS = 15.0
-"""How long a mail may wait to be taken: an OpenCode has its next owner by then."""
+"""How long a mail may wait to be collected: an OpenCode has its next owner by then."""
 POLL_SECONDS = 1.0
 """How often to look for mail and replies if no notification comes."""
 RETURN_SECONDS = 0.1
@@ -87,7 +87,7 @@ class _Waiting:
     since: float
     """When it was asked, by the monotonic clock."""
     until: float
-    """When it is given up unless a live replica has taken the mail; by the monotonic clock."""
+    """When it is given up unless a live replica has collected the mail; by the monotonic clock."""
 
 
 class Mailbox:
@@ -106,7 +106,7 @@ class Mailbox:
         self._doing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._swept = time.monotonic()
-        metrics.POST_OLDEST.set_function(self._longest_wait)
+        metrics.MAIL_OLDEST.set_function(self._longest_wait)
 
     def _longest_wait(self) -> float:
         now = time.monotonic()
@@ -143,12 +143,12 @@ class Mailbox:
             found = await reply
             outcome = "done" if found.startswith(_DONE) else "refused"
         except TimeoutError:
-            taken = await self._database.write(mail.delete, no)
-            outcome = "broken" if taken else "nobody"
-            raise UpstreamUnreachableError(UNSURE if taken else NOBODY) from None
+            collected = await self._database.write(mail.delete, no)
+            outcome = "broken" if collected else "nobody"
+            raise UpstreamUnreachableError(UNSURE if collected else NOBODY) from None
         finally:
             del self._waiting[no]
-            metrics.POST_SECONDS.labels(outcome).observe(time.monotonic() - began)
+            metrics.MAIL_SECONDS.labels(outcome).observe(time.monotonic() - began)
             if outcome not in ("broken", "nobody"):
                 # Nobody waits for this write; if it fails, the sweep deletes the mail.
                 deleted = self._database.submit(mail.delete, no).done
@@ -210,7 +210,7 @@ class Mailbox:
                     waiting.reply.set_exception(TimeoutError())
                 elif row.reply is not None:
                     waiting.reply.set_result(row.reply)
-                elif row.taken:
+                elif row.collected:
                     waiting.until = time.monotonic() + PATIENCE_SECONDS
         if owned and await self._database.read(mail.waits, me, owned):
             for row in await self._database.write(mail.collect, me, owned):
@@ -242,7 +242,7 @@ class Mailbox:
         except Exception:
             logger.exception("a call of another replica failed", kind=row.kind)
             reply = _FAILED + dump_error(InternalError())
-        if await self._database.write_until_stored(mail.answer, row.no, me, reply):
+        if await self._database.write_until_stored(mail.store_reply, row.no, me, reply):
             self._database.notify(f"r,{row.no}")
             if row.no in self._waiting:
                 self._wake.set()
@@ -302,7 +302,7 @@ class OwnerCall(Generic[A, R]):
     Fields that a later version has added are ignored; if they must not be, see
     ``store.replicas.MAIL_FORMAT``.
 
-    ``run`` carries the call out, for an OpenCode that is held meanwhile (``Member.hold``). It
+    ``handler`` carries the call out, for an OpenCode that is held meanwhile (``Member.hold``). It
     raises MovedError if it finds that the call belongs to another OpenCode. Its result names what
     the caller can read from the database. Whatever it changes has to be in a log or another table:
     the OpenCode may have another owner before the result is read.
@@ -315,7 +315,7 @@ class OwnerCall(Generic[A, R]):
         mailbox: Mailbox,
         kind: str,
         fleet: Fleet,
-        run: Callable[[Member, A], Awaitable[R]],
+        handler: Callable[[Member, A], Awaitable[R]],
         arguments: Callable[[], TypeAdapter[A]],
         result: Callable[[], TypeAdapter[R]],
         repeatable: Callable[[A], bool] = lambda _: True,
@@ -328,7 +328,7 @@ class OwnerCall(Generic[A, R]):
         self._mailbox = mailbox
         self._kind = kind
         self._fleet = fleet
-        self._run = run
+        self._handler = handler
         self._arguments = cache(arguments)
         self._result = cache(result)
         self._repeatable = repeatable
@@ -340,22 +340,22 @@ class OwnerCall(Generic[A, R]):
                 raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY) from None
             member = fleet.members[upstream]
             async with member.hold(repeatable=repeatable(loaded)):
-                return self._result().dump_json(await run(member, loaded))
+                return self._result().dump_json(await handler(member, loaded))
 
         mailbox.register(kind, carry_out)
 
-    async def run(self, place: Place, arguments: A) -> R:
+    async def run(self, where: Where, arguments: A) -> R:
         """Run the call where it belongs."""
-        while not isinstance(place, There):
+        while not isinstance(where, There):
             held = nullcontext()
-            if isinstance(place, Here):
-                held = place.member.hold(repeatable=self._repeatable(arguments))
+            if isinstance(where, Here):
+                held = where.member.hold(repeatable=self._repeatable(arguments))
             try:
                 async with held:
-                    return await self._run(place.member, arguments)
+                    return await self._handler(where.member, arguments)
             except MovedError as moved:
-                place = self._fleet.place(moved.upstream)
-        return await self.ask(place.upstream, arguments)
+                where = self._fleet.where(moved.upstream)
+        return await self.ask(where.upstream, arguments)
 
     async def ask(self, upstream: str, arguments: A) -> R:
         """Have the owner of an OpenCode run the call, whoever that is."""

@@ -22,11 +22,12 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Resumed
 from opencode_a2a.ids import Principal, TaskId
+from opencode_a2a.log.log import ReadableLog, TaskLog
+from opencode_a2a.log.state import Cursor, Entry, LogEvent, TaskState
+from opencode_a2a.log.stored import load_segment, ref_of
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment, TaskRow
-from opencode_a2a.tasks.log import ReadableLog, TaskLog, load_segment, ref_of
-from opencode_a2a.tasks.state import Cursor, Entry, LogEvent, TaskState
 
 logger = structlog.get_logger(__name__)
 
@@ -38,7 +39,8 @@ AHEAD_SECONDS = 1.0
 """How long a reader waits for an entry that another replica has shown to be stored."""
 RETRY_SECONDS = 0.25
 LOOKED, TOLD, ASKED = "looked", "told", "asked"
-"""Why a query is made, for the metrics: by the clock, by a notification, for a caller."""
+"""Why a query is made: by the clock, by a notification, for a caller. Metrics count them apart, and
+one by the clock also looks for stored entries that disappeared."""
 SEGMENTS = 1_000
 """Segments (stored runs of entries) that one query reads."""
 LOGS = 500
@@ -87,18 +89,22 @@ class RemoteLog(ReadableLog):
 
     def offer(self, entries: list[Entry]) -> None:
         """Take entries of ``own``, or have them read if some before them are missing."""
-        if entries and entries[0].seq == self.state.seq + 1:
+        if entries[0].seq == self.state.seq + 1:
             self.extend((entry.at, entry.event) for entry in entries)
             self.last = None  # an older segment by now, and there is no need to look for it
         else:
-            self._logs.want([self.no])
+            self.wake()
+
+    def wake(self) -> None:
+        """Have new entries read."""
+        self._logs.want([self.no])
 
     def end(self, error: StreamEndedError) -> None:
         """Do nothing: ``RemoteLogs.end_reading`` ends the readers of this log."""
 
     def note_seen_number(self, newest: int) -> None:
         """Note it, and tell the replica that runs the task: the answer may come there."""
-        if self.own is not None:  # a notification reaches other replicas only
+        if self.own is not None:  # without other replicas nothing is sent
             self.own.note_seen_number(newest)
         if self.seen.note(newest):
             self.database.notify(f"t,{newest},{self.ref.id}")
@@ -158,8 +164,8 @@ class RemoteLogs:
         await log.firm_state()
         return log
 
-    def seen(self, principal: Principal) -> dict[TaskId, int]:
-        """Return, by task, the number up to which readers here have seen its requests."""
+    def answerable(self, principal: Principal) -> dict[TaskId, int]:
+        """Return, by task, the highest request that a plain answer that comes here may be for."""
         now = time.monotonic()
         return {
             log.ref.id: log.seen.answerable(now)
@@ -228,7 +234,7 @@ class RemoteLogs:
             if again and whole:
                 for no in known.keys() - {last.task_no for last in {*known.values()} & {*found}}:
                     # After a failover the database can lack what the one before had committed.
-                    logger.warning("stored entries are gone; reading the log again", task_no=no)
+                    logger.warning("stored entries disappeared; reading the log again", task_no=no)
                     self._forget(logs.pop(no))
             began: list[int] = []
             for segment in found:
@@ -237,7 +243,7 @@ class RemoteLogs:
                 try:
                     at = log.extend_by(segment)
                 except Exception:  # one log that cannot be read must not end the others
-                    logger.exception("a log cannot be read", task_no=log.no)
+                    logger.exception("log could not be read", task_no=log.no)
                     self._forget(logs.pop(log.no))
                 else:
                     began += [] if at is None else [at]

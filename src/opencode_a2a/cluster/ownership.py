@@ -6,13 +6,14 @@ its tasks and writes their logs. The table ``upstreams`` names the owners (``sto
 there is one process, which owns every OpenCode from start to end.
 
 A replica listens to every OpenCode in its settings from start to end, whoever owns it, so that it
-can go on with a text in the middle (``opencode.heard``).
+can continue a text in the middle (``opencode.heard``).
 
 The life of an ownership, at a replica that lists the OpenCode in its settings:
 
 1. The OpenCode is free: it is new, was handed over, or its owner is gone. ``start``, and later
    ``run`` every eighth of a lease, look at the database (``look_and_act``). An owner that has been
-   silent for a lease is declared gone.
+   silent for a lease is declared gone, and one that was killed, as soon as its short lease is over
+   (``count_commits``, ``_declare_gone``).
 2. This replica becomes its owner in one transaction (``_become_owner``), if the OpenCode belongs
    to its fair share or nobody else wants it.
 3. It begins to run the OpenCode (``_begin``): it continues the open tasks, their webhooks and
@@ -20,8 +21,9 @@ The life of an ownership, at a replica that lists the OpenCode in its settings:
 4. While it owns the OpenCode, it publishes its state and the number of its open tasks for other
    replicas (``_publish``).
 5. The ownership ends: ``_give_up`` leaves a single OpenCode to another replica that can reach it or
-   has too few; ``hand_over`` leaves all of them when the service stops. Both store everything
-   first, so nothing that was shown is lost. A replica that dies leaves them as they are.
+   has too few; ``hand_over`` leaves those that another live replica lists when the service stops.
+   Both store everything first, so nothing that was shown is lost. A replica that dies leaves them
+   as they are.
 
 An OpenCode that no live replica lists is abandoned after a while: any replica becomes its owner
 until it has ended its tasks (``_end_abandoned``). The table calls it ``lost``, as it
@@ -33,20 +35,18 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.cluster.fleet import Fleet, Member
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store import replicas, webhooks
+from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
-from opencode_a2a.store.replicas import Census, Cleanly, ReplicaRow, UpstreamRow
-from opencode_a2a.tasks.log import LogWriter
-from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.recovery import IsOurs, recover, stop_canceled, stop_unknown
-from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.store.replicas import Census, LastOwner, ReplicaRow, UpstreamRow
 
 logger = structlog.get_logger(__name__)
 
@@ -55,17 +55,41 @@ NAME_IN_USE = (
     'name it in OPENCODE_UPSTREAMS, like [{{"name": "local", "managed": 1}}], or set '
     "A2A_TASK_STORE_DATABASE_URL to another database"
 )
-RETRY_SECONDS = 0.5
 STOP_SECONDS = 5.0
 """How long to wait, when the service stops, for calls that are under way to end."""
 AWAY_SECONDS = 5.0
-"""How long an OpenCode is unreachable before its owner tells other replicas that it is away."""
+"""How long an OpenCode is unreachable before its owner reports it as away to other replicas."""
 UNREACHED_SECONDS = 10.0
 """How long an OpenCode is unreachable before its owner offers it to other replicas."""
 AVOID_SECONDS = (10.0, 120.0)
 """How long a replica then leaves it to others: the first time, and at most; doubled each time."""
 RunBeside = Callable[[Coroutine[None, None, None], str], AbstractAsyncContextManager[None]]
 """Runs a coroutine, under a name, for as long as the context lasts."""
+
+
+class OwnedWork(Protocol):
+    """What runs in an OpenCode for this service; ``tasks.recovery`` has it."""
+
+    async def recover(self, taken: Mapping[str, LastOwner], members: Collection[Member]) -> int:
+        """Continue what the last owners of OpenCodes have left; return how many tasks there were.
+
+        Tasks of OpenCodes without a member, which no settings list, fail.
+        """
+        ...
+
+    def stop_leftovers(
+        self, member: Member, last_owner: LastOwner
+    ) -> Sequence[Coroutine[None, None, None]]:
+        """Return what stops turns that the last owner has left running and nobody wants."""
+        ...
+
+    async def leave(self, member: Member) -> None:
+        """Store everything, and run nothing in an OpenCode any more."""
+        ...
+
+    def end_reading(self) -> None:
+        """End the streams that are being read; clients come again."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +107,8 @@ class MemberOwnership:
     """Its state and the number of its open tasks, as other replicas know them."""
     free_since: float | None = None
     """When this replica first saw it without a live owner; None while it has one."""
+    listened: bool = False
+    """Whether this replica was listening to it when it last had an owner."""
     avoided_until: float = 0.0
     """Until then others go first: this replica could not reach it."""
     avoided_seconds: float = 0.0
@@ -99,19 +125,14 @@ class Ownership:
     def __init__(
         self,
         database: Database,
-        writer: LogWriter,
         fleet: Fleet,
-        tasks: OpenTasks,
+        work: OwnedWork,
         run_beside: RunBeside,
-        is_ours: IsOurs,
     ) -> None:
-        """``is_ours`` tells the prompts of this service from those of others."""
         self._database = database
-        self._writer = writer
         self._fleet = fleet
-        self._tasks = tasks
+        self._work = work
         self._run_beside = run_beside
-        self._is_ours = is_ours
         self._lease = database.lease.seconds
         self._now = asyncio.get_running_loop().time
         self._ownerships = {name: MemberOwnership(member) for name, member in fleet.members.items()}
@@ -119,6 +140,11 @@ class Ownership:
         self._owned_last: Sequence[str] = ()
         """The OpenCodes that this replica owned when it was stopped."""
         self._listening = AsyncExitStack()
+        self._commits: dict[int, tuple[int, float]] = {}
+        """The commits of each replica, and since when this one has seen no more of them."""
+        self._promised: bool | None = False
+        """Whether others may go by the short lease of this replica; None if they may or may not
+        have been told."""
 
     # The service starts, runs and stops
 
@@ -128,11 +154,11 @@ class Ownership:
         if me is not None:
             await self._check_names(me)
         for member in self._fleet.members.values():
-            listening = self._run_beside(member.turns.feed.run(), "feed")
+            listening = self._run_beside(member.turns.feed.run(), "listen to an OpenCode")
             await self._listening.enter_async_context(listening)
         if me is None:
-            # SQLite: of this module only _begin, _recover and the closing are used.
-            await self._begin(dict.fromkeys(self._fleet.members, False))
+            # SQLite: of this module only _begin and the closing are used.
+            await self._begin(dict.fromkeys(self._fleet.members, LastOwner.GONE))
             return
         listed = [
             UpstreamRow(one.name, None, "away", one.drain, tuple(one.directories), one.max_turns)
@@ -148,7 +174,7 @@ class Ownership:
         They would be two, and neither has the sessions of the other. A predecessor of this
         replica that was killed looks alive until it has been silent for a lease.
         """
-        started = [one.name for one in self._fleet.members.values() if one.upstream.managed]
+        started = [one.name for one in self._fleet.members.values() if one.server.managed]
         names = {name for name in started if "@" not in name}
         silent, until = dict[int, float](), self._now() + self._lease
         while names and self._now() < until:
@@ -174,6 +200,18 @@ class Ownership:
             with suppress(StoreUnavailableError):  # which has been logged
                 await self.look_and_act(me)
 
+    async def count_commits(self) -> None:
+        """Note since when replicas have not committed, whatever else this one does meanwhile."""
+        while self._database.replica is not None:
+            with suppress(StoreUnavailableError):
+                live = await self._database.read(replicas.live)
+                found = {one.no: (one.commits, self._now()) for one in live}
+                for no, (commits, since) in self._commits.items():
+                    if no in found and found[no][0] == commits:
+                        found[no] = commits, since
+                self._commits = found
+            await asyncio.sleep(self._lease / 8)
+
     def _on_notification(self, text: str) -> None:
         if text in ("", "u"):
             self._wake.set()
@@ -181,14 +219,15 @@ class Ownership:
     async def end_streams_without_lease(self) -> None:
         """End the streams of this replica whenever it is cut off from the database.
 
-        It may show nothing any more, and others may go on with what it ran. While there are no
+        It may show nothing any more, and others may continue what it ran. While there are no
         others, the streams wait.
         """
         while self._database.replica is not None:
-            await asyncio.sleep(max(0.05, self._database.lease.until - time.monotonic()))
-            if not self._database.lease.held and self._database.census.has_others:
-                logger.warning("cut off from the database; streams are ended")
-                self._tasks.end_reading()
+            await asyncio.sleep(max(0.05, self._database.lease.cut_off_at - time.monotonic()))
+            cut_off = time.monotonic() >= self._database.lease.cut_off_at
+            if cut_off and self._database.census.has_others:
+                logger.warning("cut off from the database; streams ended")
+                self._work.end_reading()
                 await self._database.wait_for_lease()
 
     async def stop(self) -> None:
@@ -197,14 +236,16 @@ class Ownership:
         Calls whose senders have gone away may still be under way; they end as in a crash.
         """
         self._owned_last = self._fleet.owned()
-        for member in self._fleet.members.values():
+        for ownership in self._ownerships.values():
+            member = ownership.member
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await member.let_go()
             await member.errands.close()
+            await ownership.running.aclose()
 
     async def hand_over(self) -> None:
-        """Leave the OpenCodes to other replicas, with everything stored and nothing running."""
+        """Leave the OpenCodes that another live replica lists, all stored and nothing running."""
         me = self._database.replica
         # One that is only being taken is not handed over: its last owner may have lost something.
         if me is not None:
@@ -213,8 +254,6 @@ class Ownership:
 
     async def close(self) -> None:
         """Stop listening to the OpenCodes."""
-        for ownership in self._ownerships.values():
-            await ownership.running.aclose()
         await self._listening.aclose()
 
     # A look at the database
@@ -228,9 +267,11 @@ class Ownership:
             return  # it was declared gone; the next beat says so, and ends this process
         self._database.census = census = census.without(await self._declare_gone(census))
         metrics.REPLICAS.set(len(census.live))
+        await self._promise(census)
         await self._publish(me)
         for ownership in self._to_give_up(census, this_replica):
             await self._give_up(me, ownership)
+        self._note_free(census)
         if names := self._to_own(census, this_replica):
             await self._become_owner(census, names)
         if names := census.abandoned(self._fleet.lost_seconds):
@@ -243,19 +284,60 @@ class Ownership:
         )
 
     async def _declare_gone(self, census: Census) -> list[int]:
-        """Declare replicas gone that have been silent for a lease; return their numbers."""
-        lease = self._lease
-        silent = {one.no: one.name for one in census.others if one.silent_seconds > lease}
-        # Their rows may be old only because nobody, or not this replica, could reach the database.
-        # So their silence counts once this replica has reached it for a lease.
-        if not silent or self._database.lease.steady_seconds < lease:
+        """Declare replicas gone that have not committed for a lease; return their numbers.
+
+        Their leases may differ from this replica's; the longer one counts. If the lock of a replica
+        is free, as after a kill, the short lease that it has promised is enough.
+        """
+        now, lease = self._now(), self._database.lease
+        # They may have been silent only because nobody, or not this replica, could reach the
+        # database. So their silence counts once this replica has reached it for a lease; and that
+        # their locks are free, once it has held its own for as long.
+        if lease.steady_seconds < self._lease:
             return []
-        gone = await self._database.write(replicas.declare_gone, [*silent], lease)
+        silent, maybe_killed = dict[int, int](), dict[int, int]()
+        for one in census.others:
+            commits, since = self._commits.get(one.no, (one.commits, now))
+            short = one.short_lease if lease.locked_seconds > self._lease else None
+            if now - since > max(self._lease, one.lease or 0.0):
+                silent[one.no] = commits
+            elif short is not None and now - since > short:
+                maybe_killed[one.no] = commits
+        gone = list[int]()
+        if silent:
+            gone += await self._database.write(replicas.declare_gone, silent)
+        if maybe_killed:
+            gone += await self._database.write(
+                replicas.declare_gone_if_unlocked, census.me, maybe_killed
+            )
         if gone:
+            names = {one.no: one.name for one in census.others if one.no in gone}
             logger.warning(
-                "replicas are silent and count as gone", replicas=[*map(silent.get, gone)]
+                "replicas declared gone",
+                silent=[name for no, name in names.items() if no in silent],
+                ended=[name for no, name in names.items() if no in maybe_killed],
             )
         return gone
+
+    async def _promise(self, census: Census) -> None:
+        """Promise others to keep to the short lease, or take that back.
+
+        It has a price: while the database is unreachable, text is held back earlier. So a replica
+        that is alone does not promise it; nor does one whose commits take so long that it would
+        never hold that lease.
+        """
+        lease = self._database.lease
+        promised = (
+            census.has_others
+            and lease.short_seconds < lease.seconds
+            and lease.locked_since is not None
+            and lease.commit_seconds < lease.short_seconds / 4
+        )
+        if promised is not self._promised:
+            self._promised, lease.promised = None, True
+            seconds = lease.short_seconds if promised else None
+            await self._database.write(replicas.promise, census.me, seconds)
+            self._promised = lease.promised = promised
 
     async def _publish(self, me: int) -> None:
         """Write down the state and the open tasks of the OpenCodes that this replica owns."""
@@ -279,25 +361,44 @@ class Ownership:
 
     # Taking
 
-    def _to_own(self, census: Census, this_replica: ReplicaRow) -> list[str]:
-        """Return the free OpenCodes of this replica's fair share, and those that nobody takes."""
+    def _note_free(self, census: Census) -> None:
+        """Note since when OpenCodes are free, and whether this replica was listening before."""
         now, free = self._now(), {row.name for row in census.upstreams if row.free}
         for name, ownership in self._ownerships.items():
-            ownership.free_since = (ownership.free_since or now) if name in free else None
+            if name in free:
+                ownership.free_since = ownership.free_since or now
+            else:
+                ownership.free_since, ownership.listened = None, ownership.member.up
+
+    def _to_own(self, census: Census, this_replica: ReplicaRow) -> list[str]:
+        """Return the free OpenCodes of this replica's fair share, and those that nobody takes.
+
+        One with open tasks is left for a while to replicas that were listening to it: one that was
+        not, such as a replica that has just been restarted, has to hold back texts that are being
+        written until their end. Who was listening is not known, but an older replica, which started
+        before this one, probably was.
+        """
+        now, free = self._now(), {row.name: row for row in census.upstreams if row.free}
         ready = [
             name
             for name, ownership in self._ownerships.items()
-            if name in free and (census.listings[name] < 2 or ownership.avoided_until <= now)
+            if name in free
+            # One that is back is not left to others: they may have given it up just now.
+            and (census.listings[name] < 2 or ownership.member.up or ownership.avoided_until <= now)
         ]
         # What nobody else can run comes first.
         ready.sort(key=lambda name: (census.listings[name], name))
-        share = ready[: max(0, census.spare(this_replica))]
-        untaken = [
-            name
-            for name in ready
-            if now - (self._ownerships[name].free_since or now) >= self._lease / 2
-        ]
-        return [*dict.fromkeys([*share, *untaken])]
+        share, untaken = list[str](), list[str]()
+        for name in ready:
+            ownership, patience = self._ownerships[name], self._lease / 2
+            older = any(one.no < census.me and name in one.lists for one in census.others)
+            if free[name].open_tasks and ownership.listened:
+                patience = self._lease / 8
+            if ownership.listened or not (free[name].open_tasks and older):
+                share.append(name)
+            if now - (ownership.free_since or now) >= patience:
+                untaken.append(name)
+        return [*dict.fromkeys([*share[: max(0, census.spare(this_replica))], *untaken])]
 
     async def _become_owner(self, census: Census, names: Sequence[str]) -> None:
         """Become the owner of OpenCodes, unless another replica was quicker, and run them."""
@@ -306,57 +407,30 @@ class Ownership:
             return
         self._database.census = census.after_taking(taken)
         before = {row.name: row for row in census.upstreams}
-        for name, cleanly in taken.items():
-            cause = "new" if before[name].owner == replicas.UNKNOWN else "gone"
-            metrics.TAKEOVERS.labels("handed over" if cleanly else cause).inc()
+        for last_owner in taken.values():
+            metrics.TAKEOVERS.labels(last_owner).inc()
         with metrics.TAKEOVER_SECONDS.time():
             await self._begin(taken)
         for name in taken:
             if away := before[name].away_seconds:
                 # Its earlier owners could not reach it either; but this one has to try.
-                longest = self._fleet.lost_seconds - 2 * UNREACHED_SECONDS
+                longest = self._fleet.lost_seconds - UNREACHED_SECONDS
                 self._fleet.members[name].away_since = self._now() - max(0.0, min(away, longest))
         self._database.notify("u")
 
-    async def _begin(self, taken: Mapping[str, Cleanly]) -> None:
+    async def _begin(self, taken: Mapping[str, LastOwner]) -> None:
         """Continue the tasks and errands of OpenCodes that this replica owns now."""
         ownerships = [self._ownerships[name] for name in taken]
-        count = await self._recover(taken, [ownership.member for ownership in ownerships])
+        count = await self._work.recover(taken, [ownership.member for ownership in ownerships])
         if count:
-            logger.warning("tasks taken up after a restart", count=count)
+            logger.warning("open tasks recovered", count=count)
         for ownership in ownerships:
             ownership.owned_since = self._now()
             ownership.member.owned = True
-            stops = list[Coroutine[None, None, None]]()
-            if not taken[ownership.member.name]:  # the last owner may have left something running
-                stops.append(stop_unknown(self._database, ownership.member, self._is_ours))
-            if self._database.replica is not None:
-                stops.append(stop_canceled(self._database, ownership.member))
-            for stopping in stops:
-                beside = self._run_beside(stopping, "stop")
+            last_owner = taken[ownership.member.name]
+            for stopping in self._work.stop_leftovers(ownership.member, last_owner):
+                beside = self._run_beside(stopping, "stop leftover turns")
                 await ownership.running.enter_async_context(beside)
-
-    async def _recover(self, taken: Mapping[str, Cleanly], members: Collection[Member]) -> int:
-        """Take up tasks, their webhooks, and errands; return how many tasks there were."""
-        # A single process also ends the tasks of OpenCodes that are no longer in its settings.
-        all_tasks = self._database.replica is None
-        while True:
-            try:
-                tasks = await recover(
-                    self._database,
-                    self._writer,
-                    self._tasks,
-                    self._fleet,
-                    taken,
-                    all_tasks=all_tasks,
-                )
-                # As an earlier version of this program does not note what is due.
-                await self._database.write(webhooks.look_again, None if all_tasks else taken)
-                self._database.dispatch("w")
-                await self._fleet.recover_errands(members)
-                return tasks
-            except StoreUnavailableError:  # what was taken up before that is not taken up again
-                await asyncio.sleep(RETRY_SECONDS)
 
     # Giving up
 
@@ -372,7 +446,11 @@ class Ownership:
                 ownership.avoided_until = ownership.avoided_seconds = 0.0
             elif member.away_since is not None:
                 tried_since = max(member.away_since, ownership.owned_since)
-                if not member.lost and now - tried_since >= UNREACHED_SECONDS:
+                # One that is about to be lost stays: each new owner has to try first, so it would
+                # never be lost.
+                longest = self._fleet.lost_seconds - UNREACHED_SECONDS
+                ending = self._fleet.can_lose and now - member.away_since >= longest
+                if not (ending or member.lost) and now - tried_since >= UNREACHED_SECONDS:
                     ownership.avoid(now)
                     unwanted.append(ownership)
                 continue
@@ -387,10 +465,9 @@ class Ownership:
     async def _give_up(self, me: int, ownership: MemberOwnership) -> None:
         """Leave an OpenCode to another replica, with everything stored and nothing running here."""
         member = ownership.member
-        logger.warning("OpenCode is left to another replica", upstream=member.name)
+        logger.warning("OpenCode left to another replica", upstream=member.name)
         await member.let_go()
-        await member.errands.close()
-        await self._tasks.give_up(member)
+        await self._work.leave(member)
         await ownership.running.aclose()
         member.renew()
         await self._database.write_until_stored(replicas.hand_over, me, [member.name])
@@ -403,10 +480,9 @@ class Ownership:
             return  # another replica does it
         before = {row.name: row.state for row in self._database.census.upstreams}
         if abandoned := [name for name in taken if before[name] != "lost"]:
-            logger.error("OpenCodes are abandoned: no replica lists them", upstreams=abandoned)
+            logger.error("OpenCodes abandoned: no replica lists them", upstreams=abandoned)
         # Before a task is seen to fail: its conversation can be continued in another OpenCode.
         self._database.census = await self._census(me)
         self._database.notify("u")
-        await self._recover(taken, ())
-        await self._writer.commit()
+        await self._work.recover(taken, ())
         await self._database.write_until_stored(replicas.hand_over, me, taken)

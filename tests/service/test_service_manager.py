@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.notify import ServiceManager
+from opencode_a2a.service_manager import ServiceManager
 from tests.support.program import Program
 from tests.support.service import TOKEN
 

@@ -1,4 +1,4 @@
-"""An HTTP client that calls only what the rules of ``network`` permit.
+"""An HTTP client that calls only what the rules of ``egress`` permit.
 
 A name is resolved once, all its addresses are checked, and the connection goes to one of these: a
 later change of the name does not matter. TLS and the Host header still use the name.
@@ -12,8 +12,8 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from opencode_a2a.peers.network import Egress, EgressError, check, check_name, resolve
-from opencode_a2a.trust import machine_trust
+from opencode_a2a.net.egress import Egress, EgressError, check, check_name, resolve
+from opencode_a2a.net.trust import machine_trust
 
 
 def client(

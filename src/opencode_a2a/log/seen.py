@@ -1,0 +1,105 @@
+"""What readers of a task were shown of its requests, and when.
+
+A plain "yes" counts only for requests that somebody had the time to read. ``log`` keeps this for
+each task, and ``tasks.sending`` asks it when an answer names no request.
+"""
+
+import time
+
+from opencode_a2a.ids import ContextId, Principal
+from opencode_a2a.log.state import TaskRef, TaskState
+
+UNREAD_SECONDS = 1.5
+"""Nobody reads a request and answers it in less time; an answer that comes sooner may be a late or
+doubled answer to an earlier request."""
+SETTLED_SECONDS = 5.0
+"""How long an answer to a request that was settled may still be on its way, or be sent again."""
+
+
+class Settlements:
+    """When a request of each context was last settled, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[Principal, ContextId], float] = {}
+
+    def note(self, ref: TaskRef, now: float) -> None:
+        self._at = {key: at for key, at in self._at.items() if now - at < SETTLED_SECONDS}
+        self._at[ref.principal, ref.context_id] = now
+
+    def last(self, ref: TaskRef) -> float:
+        return self._at.get((ref.principal, ref.context_id), -SETTLED_SECONDS)
+
+
+class SeenRequests:
+    """Which requests to a person (see ``Interrupted.number``) a reader of the task has seen.
+
+    An answer that names no request is for what was seen when it came. But an answer to a request
+    that was settled a moment ago may be late, or be sent twice: then it counts only for requests
+    that somebody had the time to read.
+    """
+
+    def __init__(self, state: TaskState, settlements: Settlements) -> None:
+        self._state = state
+        self._settlements = settlements
+        self._began = time.monotonic()
+        self._settled_at = self._recovered_at = self._began - SETTLED_SECONDS
+        self.newest = 0
+        """The highest number that a reader was given."""
+        self._read = 0
+        """The highest number that a reader was given more than ``UNREAD_SECONDS`` ago."""
+        self._seen_at: dict[int, float] = {}
+        """When a reader was given those after it, by number."""
+
+    def recover(self) -> None:
+        """After a restart, assume that readers were given the requests that are open just now.
+
+        But if nobody answered the request before them in time, they must be seen again: a late
+        answer to the earlier one may still arrive.
+        """
+        # Nobody knows how long ago a request of the task, or of its context, was settled.
+        self._recovered_at = time.monotonic()
+        if self._state.settled:
+            self._settled_at = self._recovered_at
+        if not self._unanswered:
+            pending = (one.number or 0 for one in self._state.status.pending)
+            self.note(max(pending, default=0))
+
+    def note(self, number: int) -> bool:
+        """Note that a reader was given the requests up to a number; False if it was known."""
+        if number <= self.newest:
+            return False
+        now = time.monotonic()
+        self._read = self._read_by(now)
+        self._seen_at = {one: at for one, at in self._seen_at.items() if one > self._read}
+        self._seen_at[number] = now
+        self.newest = number
+        return True
+
+    def note_settled(self) -> None:
+        """Note that a request of the task is settled."""
+        self._settled_at = time.monotonic()
+        self._settlements.note(self._state.ref, self._settled_at)
+
+    def answerable(self, came: float, *, by_context: bool = False) -> int:
+        """Return the highest number that an answer may be for that names none and came then.
+
+        An answer may be late for any request of its context if it names only that
+        (``by_context``), except for tasks that began since.
+        """
+        settled = [self._settled_at]
+        if by_context:
+            settled.append(self._recovered_at)
+            if (of_context := self._settlements.last(self._state.ref)) > self._began:
+                settled.append(of_context)
+        doubtful = self._unanswered or came - max(settled) < SETTLED_SECONDS
+        return self._read_by(came) if doubtful else self.newest
+
+    def _read_by(self, came: float) -> int:
+        read = (one for one, at in self._seen_at.items() if came - at >= UNREAD_SECONDS)
+        return max(read, default=self._read)
+
+    @property
+    def _unanswered(self) -> bool:
+        """Whether nobody answered the request before the present one."""
+        last = next(reversed(self._state.settled.values()), None)
+        return last is not None and last.resolution in ("expired", "void")
