@@ -124,6 +124,8 @@ async def grant(card: Locator, case: Case) -> None:
     every = f"every use of {case.asked.permission}"
     wanted = [every] if "*" in case.asked.always else [*case.asked.always]
     assert [one for one in wanted if one not in said] == []
+    if workdir := case.asked.input.get("workdir"):
+        assert f", in {workdir}: " in said
     if case.wide:
         broader = card.get_by_role("button", name="Allow for this task", exact=True)
         await broader.click()

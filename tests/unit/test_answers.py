@@ -349,6 +349,18 @@ def test_what_is_accepted_is_told_for_every_prompt(asked: Interrupted) -> None:
     assert "reject" in accepted(asked)
 
 
+def test_what_a_grant_for_a_command_would_cover_is_told_with_its_directory() -> None:
+    asked = replace(BASH, directory="/work", always=["make *"])
+
+    def told(**given: Json) -> str:
+        return accepted(replace(asked, tool_input={"command": "make", **given}))
+
+    assert "to allow plain commands (no" in told()
+    assert "to allow plain commands (no" in told(workdir="/work")
+    assert "to allow plain commands in / (no" in told(workdir="/")
+    assert "to allow plain commands in /x⟨U+202E⟩ (no" in told(workdir="/x\u202e")
+
+
 # Plans
 
 

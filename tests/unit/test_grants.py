@@ -124,6 +124,36 @@ def test_a_command_in_another_directory_is_asked_for(workdir: str) -> None:
     assert not ECHO.covers(ANN, command("pytest -q", workdir=workdir))
 
 
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize("line", ["pytest -q", "pytest -q | tail"])
+@pytest.mark.parametrize("workdir", ["/elsewhere", "/work/sub", "sub", "../work", ""])
+def test_a_grant_is_for_the_directory_that_the_command_was_to_run_in(
+    line: str, workdir: str
+) -> None:
+    asked = replace(command(line, workdir=workdir), always=["pytest *"])
+
+    with sa.create_engine("sqlite://").begin() as connection:
+        schema.metadata.create_all(connection)
+        grant = give(connection, ANN, asked, "task", 1)
+
+    assert grant.covers(ANN, asked)
+    assert grant.covers(ANN, command("pytest -x", workdir=workdir))
+    for other in (None, "/work", "/work/sub/", "/", "./sub", 7):
+        assert not grant.covers(ANN, command(line, workdir=other))
+        assert not grant.covers(ANN, command("pytest -x", workdir=other))
+    assert not grant.covers(ANN, command(line))
+
+
+def test_a_directory_that_is_none_is_asked_for() -> None:
+    asked = replace(command("pytest", workdir=7), always=["pytest *"])
+
+    with sa.create_engine("sqlite://").begin() as connection:
+        schema.metadata.create_all(connection)
+        grant = give(connection, ANN, asked, "task", 1)
+
+    assert not grant.covers(ANN, asked)
+
+
 def test_text_of_the_command_is_no_wildcard() -> None:
     assert not replace(FOR_TASK, patterns=("e* *",)).covers(ANN, command("eval x"))
     assert not replace(FOR_TASK, patterns=("? *",)).covers(ANN, command("w x"))

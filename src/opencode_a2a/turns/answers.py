@@ -21,7 +21,7 @@ from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Message
 from opencode_a2a.printable import visible_line
 from opencode_a2a.rights import FULL, QUESTION, SHELL, Rights
-from opencode_a2a.turns.shell import exact_command
+from opencode_a2a.turns.shell import directory_of, exact_command
 
 Scope = Literal["task", "context"]
 
@@ -462,7 +462,10 @@ def accepted(asked: Interrupted) -> str:
             )
             if asked.permission == SHELL:
                 also = "" if exact_command(asked) is None else "exactly this and "
-                fitting = f"{also}plain commands (no redirection, pipe, …) that fit {covered}"
+                place = directory_of(asked)
+                within = "" if place in (None, asked.directory) else f" in {visible_line(place)}"
+                plain = f"plain commands{within} (no redirection, pipe, …)"
+                fitting = f"{also}{plain} that fit {covered}"
             always = (
                 ' "yes for this task" or "yes for this conversation" to allow '
                 f"{fitting[:500]} without being asked again,{always}"

@@ -2,8 +2,8 @@
 
 A person who allows a permission "for this task" or "for this conversation" gives a grant: it allows
 what OpenCode's own "always" would allow, by the patterns that the request names, but for that task
-or context alone, and of command lines only plain ones (see ``shell``). OpenCode does not know of
-it: the service answers each later request with "once".
+or context and that directory alone, and of command lines only plain ones (see ``shell``). OpenCode
+does not know of it: the service answers each later request with "once".
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from opencode_a2a.store.database import Database, readable
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply, Scope
-from opencode_a2a.turns.shell import command_line, covers, exact_command, is_elsewhere
+from opencode_a2a.turns.shell import command_line, covers, directory_of, exact_command
 
 RULE = "rule"
 """Recorded as ``by`` when a rule, or the rights of the work, settle an interrupt."""
@@ -46,6 +46,7 @@ class Grant:
     task_id: TaskId | None
     """The only task that it is for; None if it is for the whole context."""
     directory: str
+    """Where a command may run; for everything else, the directory of the session."""
     permission: str
     patterns: tuple[str, ...]
     """OpenCode's patterns for what "always" would allow; and the command line that was allowed, if
@@ -65,7 +66,7 @@ class Grant:
             asked.type == "permission"
             and (owner.principal, owner.context_id) == (self.principal, self.context_id)
             and self.task_id in (None, owner.task_id)
-            and (asked.permission, asked.directory) == (self.permission, self.directory)
+            and (asked.permission, _place(asked)) == (self.permission, self.directory)
             and (self._covers_command(asked) if asked.permission == SHELL else self._fits(asked))
         )
 
@@ -76,12 +77,7 @@ class Grant:
         )
 
     def _covers_command(self, asked: Interrupted) -> bool:
-        """Whether it allows a command line: a plain command by a pattern, any other as it was.
-
-        One that is to run in another directory is asked for: that is not what was allowed.
-        """
-        if is_elsewhere(asked):
-            return False
+        """Whether it allows a command line: a plain command by a pattern, any other as it was."""
         if (exact := exact_command(asked)) is not None:
             return exact in self.patterns
         command = command_line(asked)
@@ -197,13 +193,18 @@ def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope,
         principal=owner.principal,
         context_id=owner.context_id,
         task_id=(owner.task_id or "") if scope == "task" else "",
-        directory=asked.directory or "",
+        directory=_place(asked) or "",
         permission=asked.permission or "",
         patterns=orjson.dumps([*asked.always, *filter(None, [exact_command(asked)])]),
         request_id=asked.request_id,
         given_at=now,
     )
     return _load(grant_rows.add(connection, row))
+
+
+def _place(asked: Interrupted) -> str | None:
+    """Return the directory that a grant for a request is for: elsewhere it was not allowed."""
+    return directory_of(asked) if asked.permission == SHELL else asked.directory
 
 
 def audit_given(grant: Grant) -> None:
@@ -214,6 +215,7 @@ def audit_given(grant: Grant) -> None:
         principal=grant.principal,
         context_id=grant.context_id,
         task_id=grant.task_id,
+        directory=grant.directory,
         permission=grant.permission,
         patterns=[*grant.patterns],
         request_id=grant.request_id,

@@ -7,6 +7,7 @@ only a plain command: one command with its arguments, and nothing that the shell
 """
 
 import re
+from posixpath import join
 
 from opencode_a2a.events import Interrupted
 from opencode_a2a.rights import SHELL
@@ -32,20 +33,22 @@ def command_line(asked: Interrupted) -> str | None:
     return None
 
 
-def is_elsewhere(asked: Interrupted) -> bool:
-    """Whether a command is to run in another directory than its session: no pattern names that."""
-    return (asked.tool_input or {}).get("workdir") not in (None, asked.directory)
+def directory_of(asked: Interrupted) -> str | None:
+    """Return the directory that a command is to run in; None if it cannot be told."""
+    workdir = (asked.tool_input or {}).get("workdir")
+    if workdir is None or asked.directory is None:
+        return asked.directory
+    # Versions of OpenCode disagree about what a relative one is relative to, so that it is never
+    # the same as a directory which is named whole.
+    return join(asked.directory, ".", workdir) if isinstance(workdir, str) else None
 
 
 def exact_command(asked: Interrupted) -> str | None:
-    """Return a command line that no pattern covers, but that can be allowed again as it is.
-
-    The same command in another directory is another one.
-    """
+    """Return a command line that no pattern covers, but that can be allowed again as it is."""
     command = command_line(asked)
     if command is None or is_plain(command) or asked.tool_input is None:
         return None
-    return None if is_elsewhere(asked) else command
+    return command
 
 
 def is_plain(command: str) -> bool:

@@ -126,10 +126,11 @@ const WIDE = new RegExp("^(?:\\S*/)?(?:(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|pwsh|p
 // So is one for a home directory, or for all that lies below a place at the root.
 const wide = (pattern) => /^[./~]*\**$/.test(pattern) || /^(?:\/(?:home|Users))?\/[^/*]+\/\*$/.test(pattern) || WIDE.test(pattern);
 
-function permissionForm({ permission, replies = ["once", "reject"], scopes = [], always = [] }, reply) {
+function permissionForm({ permission, replies = ["once", "reject"], scopes = [], always = [], tool }, reply) {
   const granted = `grants-${number}`;
   const broad = always.filter(wide);
   const everything = always.includes("*"), commands = permission === "bash" || permission === "shell";
+  const workdir = commands && typeof tool?.input?.workdir === "string" ? tool.input.workdir : null; // what is allowed elsewhere is asked for
   const what = everything ? `every use of ${visible(permission)}, whatever it is for` : null;
   const sure = h("div", { class: "sure", hidden: true, role: "group", "aria-label": "Are you sure?" });
   const wider = [...scopes.map((scope) => [scope, { reply: "once", scope }]), ...(replies.includes("always") ? [["always", { reply: "always" }]] : [])].map(([name, params]) => {
@@ -147,7 +148,7 @@ function permissionForm({ permission, replies = ["once", "reject"], scopes = [],
   const scope = scopes.length || replies.includes("always");
   const allowing = h("fieldset", { class: "allowing", "aria-label": "Allow" },
     h("div", { class: "buttons" }, button("Allow once", () => reply("permission.reply", { reply: "once" }), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Only this request.")),
-    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking: ", what ?? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "])),
+    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking", workdir && [", in ", h("code", {}, marked(workdir))], ": ", what ?? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "])),
       h("div", { class: "buttons" }, wider), replies.includes("always") ? h("p", { class: "note" }, "“Always allow” holds for everybody who uses this service.") : null, sure) : null);
   const reason = h("input", { "aria-label": "Why not, for the agent (optional)", placeholder: "Why not? The agent reads this (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
