@@ -367,6 +367,24 @@ async def test_always_holds_for_the_directory_when_the_setting_allows_it(
     assert unasked.state == "completed"
 
 
+async def test_always_counts_for_every_request_that_opencode_settles_with_the_first(
+    serve: Serve, asking_backstage: Backstage
+) -> None:
+    directory = asking_backstage.workspace / str(uuid.uuid4())
+    directory.mkdir()
+    here = {"opencode": {"directory": str(directory)}}
+    settings = {"A2A_ALLOW_ALWAYS": "true", "A2A_CONSOLE_ANSWERS": "false"}
+    person = Caller(await serve(asking_backstage, **settings))
+    work = script(*commands("a", "b"), DONE)
+    asked = await both_asked(person, await person.begin(work, metadata=here))
+
+    ended = await person.send("always to all", task=asked.id, message_id="answer")
+    again = await person.send("always to all", task=asked.id, message_id="answer")
+
+    assert (ended.state, again.state) == ("completed", "completed")
+    assert ended.history[1:] == again.history[1:] == ["always to all"]
+
+
 async def test_a_late_and_a_doubled_answer_are_refused(person: Caller) -> None:
     asked = await person.send(script(BASH, DONE))
 

@@ -18,6 +18,7 @@ from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.opencode.client import Location, OpenCode1
+from opencode_a2a.opencode.driver import Features
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns import interrupts, shared_interrupts
 from opencode_a2a.turns.answers import Answer, PermissionReply
@@ -118,9 +119,11 @@ def test_the_turn_that_ends_at_the_deadline_leaves_an_expired_request() -> None:
 class ReplyingOpenCode:
     """Takes the replies to permissions, and holds them until it is ``free``."""
 
+    features = Features()
+
     def __init__(self) -> None:
         self.replies: list[str] = []
-        self.free, self.asked = asyncio.Event(), asyncio.Event()
+        self.free, self.asked, self.missed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.away = False
         self.unknown: str | None = None
         """The request that is not pending."""
@@ -129,6 +132,7 @@ class ReplyingOpenCode:
         if self.away:
             raise UpstreamAwayError
         if request == self.unknown:
+            self.missed.set()
             raise UpstreamNotFoundError
         self.asked.set()
         await self.free.wait()
@@ -262,6 +266,40 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
         work.close()
 
     assert (opencode.replies, work.open[second.request_id].given) == (["once"], NO)
+
+
+@pytest.mark.parametrize("told", ["before the second", "after it", "by the store"])
+async def test_always_to_two_requests_counts_for_both_though_the_first_settles_them(
+    told: str,
+) -> None:
+    opencode = ReplyingOpenCode()
+    second = replace(PENDING, request_id=RequestId("per_2"))
+    opencode.unknown = second.request_id  # OpenCode has settled it together with the first
+    resolution: Resolution = "void" if told == "by the store" else "always"
+    heard = [Resumed(one.request_id, one.type, resolution) for one in (PENDING, second)]
+    async with Database("sqlite://") as database:
+        settings = Settings.model_validate({"interrupts": {"allow_always": True}})
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), settings)
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([PENDING, second])
+
+        answering = asyncio.create_task(
+            work.answer([PENDING.request_id, second.request_id], ALWAYS)
+        )
+        await opencode.asked.wait()
+        opencode.free.set()
+        logged = await work.ask_and_settle([heard[0]])
+        work.note_logged()
+        if told != "before the second":
+            await opencode.missed.wait()
+        logged += await work.ask_and_settle([heard[1]])
+        work.note_logged()
+        await answering
+        work.close()
+
+    assert logged == [replace(one, resolution="always", by="ann") for one in heard]
+    assert not work.forged
 
 
 async def test_an_answer_to_two_can_be_sent_again_while_the_database_keeps_one_from_being_stored(

@@ -84,7 +84,8 @@ class Interrupt:
     for_person: bool = True
     """Whether a person is asked, since neither a rule nor a grant had the answer."""
     due: Answer | None = None
-    """The answer that OpenCode is given in the stage DUE."""
+    """The answer that OpenCode is to be given: that of a rule or a grant in the stage DUE, or that
+    of a person to several requests, which are given it one after the other."""
     given: Answer | None = None
     """The latest answer that OpenCode may have: also in WAITING, if it could not be delivered."""
     counted: Answer | None = None
@@ -146,6 +147,7 @@ def judge_end(
     reported, and our answer says the same                   by our answer
     void, it ran, and our answer is not a refusal            by our answer
     void, and our answer was GIVEN or the turn continues     by our answer
+    an answer to several requests, given to another one      by our answer
     an answer to another request explains it                 by that answer
     void, but a permission whose call ran                    once, past us
     void, while OpenCode is busy and the turn continues      void, past us
@@ -172,8 +174,10 @@ def judge_end(
             resolution = "expired" if answer.by == CLOCK else answer.resolution
             return Settlement(replace(event, by=answer.by, resolution=resolution), answer)
     if implied is not None and event.resolution in (implied.resolution, "void"):
-        counted = implied if implied.resolution == "rejected" else None
-        return Settlement(replace(event, by=implied.by), counted)
+        event = replace(event, by=implied.by)
+        if implied is interrupt.due:  # a person gave it to this request as well
+            return Settlement(replace(event, resolution=implied.resolution), implied)
+        return Settlement(event, implied if implied.resolution == "rejected" else None)
     if void and allowed:
         event, void = replace(event, resolution="once"), False
     if void:

@@ -159,7 +159,6 @@ class WorkInterrupts:
         for one in stored:
             if one.answer is not None and one.settled_at is not None:
                 self._note_implied(one.asked, one.answer, one.settled_at)
-        self.wake()
 
     def close(self) -> None:
         """Stop; interrupts that are open stay open in OpenCode, and for the next process."""
@@ -325,6 +324,8 @@ class WorkInterrupts:
                 interrupt.leave_sending(stage)
             raise
         failed: dict[Interrupt, ServiceError] = {}
+        for interrupt in found:
+            interrupt.due = answer  # "always" to one may settle the next before that is given it
         try:
             for interrupt in found:
                 try:
@@ -379,8 +380,9 @@ class WorkInterrupts:
         await self._wait_confirmed(interrupt, answer)
 
     async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Give OpenCode an answer that is stored."""
+        """Give OpenCode an answer that is stored, for ``attend``, ``answer`` or ``repeat``."""
         asked, earlier, interrupt.given = interrupt.asked, interrupt.given, answer
+        settled_with_another = interrupt.implied is answer
         self._note_implied(asked, answer)
         try:
             await self.shared.reply(asked, answer.reply, self._at(asked))
@@ -388,9 +390,11 @@ class WorkInterrupts:
             # It is not pending: OpenCode took an earlier try, or an answer from elsewhere.
             interrupt.given = earlier
             interrupt.leave_sending(Stage.GIVEN)
-            for other in self.open.values():
-                if earlier is None and other.implied is answer and answer.resolution == "always":
-                    other.implied = None
+            # An "always" that OpenCode was not given implies nothing.
+            if answer.resolution == "always" and earlier is None and not settled_with_another:
+                for other in self.open.values():
+                    if other.implied is answer:
+                        other.implied = None
             self._require_reconcile()
             raise
         interrupt.leave_sending(Stage.GIVEN)
