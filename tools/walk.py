@@ -53,7 +53,7 @@ SOMETIMES = {
     "HttpConnection._drain": EVENTS,
 }
 """The same, for functions that may be called only after the prompt has arrived."""
-TIMERS = {"collect_garbage"}
+TIMERS = {"collect_garbage", "Fleet.notice_lost"}
 """What runs from time to time, and has nothing to do with the request."""
 
 

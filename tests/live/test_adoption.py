@@ -94,6 +94,7 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
     waiting = await asked(caller, tmp_path)
     working = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
     await model.gate(gate).reached.wait()
+    queued = await caller.begin(script({"say": "later"}), context=working.context_id)
     errand = uuid.uuid4().hex
     session = (await caller.send("hello")).session_id
     prompt = script({"gate": errand}, {"say": "nobody watches"})
@@ -108,7 +109,7 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
     assert await program.stop(signal.SIGINT) == 0
 
     told = await program.record("stopping", before)
-    assert (told["waiting"], told["working"]) == ([waiting.id], [working.id])
+    assert (told["waiting"], told["working"]) == ([waiting.id], [working.id, queued.id])
     notes = "\n".join(told["notes"])
     assert "opencode-a2a task --follow TASK" in notes
     assert f"kill {first}" in notes
@@ -120,6 +121,8 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
     assert session not in orjson.dumps(statuses).decode()
     model.gate(gate).opened.set()
     assert (await caller.ended(working.id)).state != "completed"  # nobody watched it
+    later = await caller.ended(queued.id)
+    assert (later.state, later.text) == ("completed", "later")
     again = await caller.get(waiting.id)
     assert again.state == "input_required"
     assert again.interrupt["request_id"] == waiting.interrupt["request_id"]
@@ -130,6 +133,23 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
     await asked(caller, tmp_path)
     assert await program.stop(signal.SIGHUP) == 0
     assert program.left() == []
+
+
+async def test_a_plan_that_waits_needs_no_opencode_to_outlive_a_stop(program: Program) -> None:
+    caller = Caller(program)
+    planned = await caller.send(script({"say": "1. Do it."}), metadata={"opencode": {"plan": True}})
+    assert planned.state == "input_required"
+    before = len(program.lines)
+
+    assert await program.stop(signal.SIGINT) == 0
+
+    told = await program.record("stopping", before)
+    assert told["waiting"] == [planned.id]
+    assert not [note for note in told["notes"] if "OpenCode" in note]
+    assert program.left() == []
+    await program.start()
+    ended = await caller.send("go", task=planned.id)
+    assert ended.state == "completed"
 
 
 async def test_a_request_that_ended_with_its_opencode_is_named_and_asked_again(

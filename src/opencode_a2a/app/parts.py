@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,8 +16,10 @@ import structlog
 from opencode_a2a.cluster.fleet import Fleet, Member
 from opencode_a2a.cluster.ownership import Ownership, RunBeside
 from opencode_a2a.config import Settings, UpstreamEntry
-from opencode_a2a.errors import StoreUnavailableError, UpstreamError
+from opencode_a2a.errors import SessionNotFoundError, StoreUnavailableError, UpstreamError
+from opencode_a2a.ids import SessionId
 from opencode_a2a.log.log import LogWriter
+from opencode_a2a.log.state import Status
 from opencode_a2a.messages import MessageIds
 from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.driver import Driver
@@ -62,6 +64,38 @@ class Parts:
     ownership: Ownership
     new_message_id: MessageIds
     notices: "Notices | None" = None
+    _errands: dict[str, set[SessionId]] = field(default_factory=dict[str, set[SessionId]])
+    """Sessions that work without a task in an OpenCode that is kept, by its name."""
+
+    def turns_in(self, member: Member) -> list[Status]:
+        """Return the states of the tasks whose turn runs, or is queued, in an OpenCode."""
+        found = (task.log.state.status for task in self.tasks.open.all() if task.member is member)
+        return [status for status in found if not status.between_turns]
+
+    def keep_opencodes(self) -> None:
+        """Leave a managed OpenCode running if a turn in it waits for a person.
+
+        The permission or question would end with it. Its other work is stopped (``stop_unwatched``)
+        when nothing can follow on it any more, such as the next turn of a session.
+        """
+        for member in self.fleet.members.values():
+            asks = any(status.state.interrupted for status in self.turns_in(member))
+            managed = member.server.managed
+            if managed is not None and asks and managed.keepable:
+                managed.keep, self._errands[member.name] = True, member.errands.working()
+
+    async def stop_unwatched(self) -> None:
+        """Stop what works in an OpenCode that is kept: nobody would follow it."""
+        for member in self.fleet.members.values():
+            if member.name not in self._errands:
+                continue
+            turns = self.turns_in(member)
+            asking = {status.session_id for status in turns if status.state.interrupted}
+            working = {status.session_id for status in turns} | self._errands[member.name]
+            for session_id in filter(None, working - asking):
+                with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
+                    async with asyncio.timeout(HEALTH_SECONDS):
+                        await member.turns.opencode.abort_session(session_id)
 
     async def store_and_hand_over(self, grace: float) -> None:
         """Store what is not stored yet, and hand the tasks over to other replicas.
@@ -144,8 +178,9 @@ async def start_parts(
         database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id, notices
     )
     # To be read from below: first calls and errands are stopped, then the tasks are stored and
-    # handed over to other replicas, and at last the feeds end.
+    # handed over to other replicas, then what nobody follows is stopped, and at last the feeds end.
     stack.push_async_callback(ownership.close)
+    stack.push_async_callback(parts.stop_unwatched)
     stack.push_async_callback(parts.store_and_hand_over, settings.a2a.shutdown_grace_seconds)
     streams.on_drain.append(tasks.open.stop_waiting)
     stack.push_async_callback(ownership.stop)

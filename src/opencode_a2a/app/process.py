@@ -147,7 +147,7 @@ async def _serve(
                     stack.callback(asyncio.create_task(work).cancel)
                 await runner.serve(listeners)
                 manager.stopping()
-                open_tasks = await service.report.stopping(keep=signal.SIGHUP not in received)
+                open_tasks = service.stopping(keep=signal.SIGHUP not in received)
                 with suppress(OSError):  # the terminal may be gone
                     telemetry.OPERATOR.info("stopping", **open_tasks)
     except asyncio.CancelledError:

@@ -13,10 +13,10 @@ from opencode_a2a.app.parts import Parts
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings, show
 from opencode_a2a.databases import database_file
-from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamError
+from opencode_a2a.errors import ServiceError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller
-from opencode_a2a.opencode.connect import OpenCodeConnection, examine
+from opencode_a2a.opencode.connect import examine
 from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.process import UnsupportedOpenCodeError
 from opencode_a2a.opencode.upstream import (
@@ -43,6 +43,7 @@ class ServiceReport:
     ) -> None:
         self._settings = settings
         self._token_file = token_file
+        self._parts = parts
         self._fleet = parts.fleet
         self._web_push = parts.notices is not None and parts.notices.browsers is not None
         self._tasks = parts.tasks
@@ -128,13 +129,8 @@ class ServiceReport:
         can_ask = {"demo": settings.a2a.demo, "can_ask": settings.opencode.managed_server}
         return found and {**asdict(found), **can_ask, "try": f"{program()} chat"}
 
-    async def stopping(self, *, keep: bool) -> dict[str, object]:
-        """Return the tasks that are still open at the end, and how to continue them.
-
-        With ``keep`` a managed OpenCode in which a task waits for a person is kept running: the
-        permission or question would end with it. Other work there is stopped, since nobody would
-        follow it.
-        """
+    def stopping(self) -> dict[str, object]:
+        """Return the tasks that are still open at the end, and how to continue them."""
         open_tasks = self._tasks.open.all()
         if not open_tasks:
             return {}
@@ -148,34 +144,23 @@ class ServiceReport:
         if waiting and lasting:
             notes.append(f'Answer one that waits: {program()} call "yes" --task TASK')
         for member in self._fleet.members.values():
-            own = [task.log.state.status for task in open_tasks if task.member is member]
-            asked = {status.session_id for status in own if status.state.interrupted}
-            managed = member.server.managed
-            if managed is None:
+            managed, turns = member.server.managed, self._parts.turns_in(member)
+            if managed is None or not turns:
                 continue
-            if asked and managed.ends_with_us:
+            if managed.keep:
+                notes.append(
+                    f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the "
+                    "next start takes it over; its other turns are stopped. To end it instead: "
+                    f"kill {managed.pid}"
+                )
+            elif managed.ends_with_us and any(status.state.interrupted for status in turns):
                 notes.append(
                     "OpenCode ends with this container, and so does what it asks: the tasks that "
                     "wait will fail. To keep them next time, run OpenCode in a container of its "
                     "own, with `opencode-a2a opencode`."
                 )
-                continue
-            if not (keep and managed.keepable and asked):
-                notes += ["OpenCode is stopped; its turns end as failed."] if own else []
-                continue
-            managed.keep = True
-            unfollowed = {status.session_id for status in own} | member.errands.working()
-            async with OpenCodeConnection(managed.url, password=managed.password) as connection:
-                with suppress(UpstreamError):
-                    await connection.choose()
-                for session_id in filter(None, unfollowed - asked):
-                    with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
-                        async with asyncio.timeout(HEALTH_SECONDS):
-                            await connection.driver.abort_session(session_id)
-            notes.append(
-                f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the next "
-                f"start takes it over. To end it instead: kill {managed.pid}"
-            )
+            else:
+                notes.append("OpenCode is stopped; its turns end as failed.")
         return {"waiting": waiting, "working": working, "notes": notes}
 
     # While it runs

@@ -161,6 +161,15 @@ class Service:
             )
             yield
 
+    def stopping(self, *, keep: bool) -> dict[str, object]:
+        """Decide what becomes of the OpenCodes at the end, and return what is still open.
+
+        With ``keep``, those in which a task waits for a person are kept running.
+        """
+        if keep and self.parts is not None:
+            self.parts.keep_opencodes()
+        return self.report.stopping()
+
     @asynccontextmanager
     async def beside(self, work: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:
         """Run a part for as long as the context lasts; if it fails, end the service."""
