@@ -124,6 +124,24 @@ async def test_a_launcher_that_still_shows_the_password_is_warned_of(
     assert any("set OPENCODE_COMMAND to the OpenCode program" in text for text in warned) is wrapped
 
 
+@pytest.mark.both_drivers
+async def test_an_opencode_that_has_not_got_the_password_is_not_used(
+    workspace: Path, opencode_command: str, tmp_path: Path
+) -> None:
+    """OpenCode 1 then asks for none; the preview of OpenCode 2 makes up one of its own."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(
+        f'#!/bin/sh\nexec env -u OPENCODE_SERVER_PASSWORD "{opencode_command}" "$@"\n'
+    )
+    launcher.chmod(0o755)
+
+    with pytest.raises(OpenCodeStartError, match=r"OpenCode does not work: it .* password"):
+        async with managed_in(workspace, str(launcher)):
+            pass
+
+    assert ours() == []
+
+
 async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(
     workspace: Path, opencode_command: str
 ) -> None:

@@ -547,3 +547,70 @@ async def test_an_old_opencode_is_refused_by_name_when_it_is_started(tmp_path: P
     ):
         async with ManagedOpenCode(settings, os.environ):
             pass
+
+
+OPEN_OPENCODE = """
+import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+answers = json.loads(Path(__file__).with_name("answers.json").read_bytes())
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print(answers["version"]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        content = answers.get(self.path.partition("?")[0])
+        body = json.dumps(content).encode()
+        self.send_response(404 if content is None else 200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+server = HTTPServer(("127.0.0.1", port), Handler)
+print(f"opencode server listening on http://127.0.0.1:{port}", flush=True)
+server.serve_forever()
+"""
+"""Answers whoever asks, as a release would that no longer knows OPENCODE_SERVER_PASSWORD."""
+CONTRACT = orjson.loads(
+    (Path(__file__).parents[1] / "transcripts" / "2-preview" / "openapi.json").read_bytes()
+)
+
+
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {
+            "version": "1.18.33",
+            "/global/health": {"healthy": True, "version": "1.18.33"},
+            "/config": {},
+        },
+        {
+            "version": "opencode2 v0.0.0-next-16350",
+            "/api/health": {"version": "0.0.0-next-16350"},
+            "/openapi.json": CONTRACT,
+            "/api/model/default": {"data": None},
+        },
+    ],
+    ids=["1", "2"],
+)
+async def test_an_opencode_that_asks_for_no_password_is_not_used(
+    tmp_path: Path, answers: JsonObject
+) -> None:
+    (tmp_path / "answers.json").write_bytes(orjson.dumps(answers))
+    settings = OpenCodeSettings(command=double(tmp_path, OPEN_OPENCODE), startup_timeout=30)
+
+    with pytest.raises(OpenCodeStartError) as caught:
+        async with ManagedOpenCode(settings, os.environ):
+            pass
+
+    assert caught.value.reason == "OpenCode does not work: it does not ask for its password"
+    assert ours() == []

@@ -1,10 +1,10 @@
 """Starts, watches, restarts and stops a local ``opencode serve`` that belongs to this program.
 
-``opencode.upstream`` and the tests enter a ``ManagedOpenCode`` and point an ``OpenCode1`` at
-its URL, which stays the same when OpenCode dies and is started again. At an orderly end nothing of
-it stays behind, not even the processes of its tools, unless it is to be kept. A record on disk lets
-the next start take over an OpenCode that was kept, or whose owner was killed. Nothing here knows
-what OpenCode is used for.
+``opencode.upstream`` and the tests enter a ``ManagedOpenCode`` and point an ``OpenCodeConnection``
+at its URL, which stays the same when OpenCode dies and is started again. At an orderly end nothing
+of it stays behind, not even the processes of its tools, unless it is to be kept. A record on disk
+lets the next start take over an OpenCode that was kept, or whose owner was killed. Nothing here
+knows what OpenCode is used for.
 """
 
 import asyncio
@@ -27,17 +27,13 @@ import structlog
 
 from opencode_a2a.bounds import wait
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import (
-    ServiceError,
-    UpstreamError,
-    UpstreamHttpError,
-)
+from opencode_a2a.errors import ServiceError, UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.client import OpenCode1
+from opencode_a2a.opencode.calls import Calls
 from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.data import conflict, database_of, owner_of, packaged
 from opencode_a2a.opencode.driver import Location
-from opencode_a2a.opencode.kinds import Found, Kind, of_version, problem_of, untested
+from opencode_a2a.opencode.kinds import Found, Kind, of_version, probe, problem_of, untested
 from opencode_a2a.opencode.process import (
     INSTALL,
     LAST_OUTPUT_SECONDS,
@@ -389,7 +385,8 @@ class ManagedOpenCode:
             seconds = f"{settings.startup_timeout:g} s"
             reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
         except UpstreamError as error:
-            reason = f"OpenCode does not work: {error.message}: {error.detail}"
+            words = filter(None, ("OpenCode does not work", error.message, error.detail))
+            reason = ": ".join(words)
         if found.version is None and not any("ServeError" in line for line in process.tail):
             # 1.0 has no health check, and others may not print where they listen, or may want other
             # flags or another password: only the program itself can tell its version.
@@ -421,12 +418,9 @@ class ManagedOpenCode:
 
     async def _check_password(self, process: OpenCodeProcess) -> None:
         """Check that OpenCode requires its password, and that its tools do not get it."""
-        async with OpenCode1(self.url) as stranger:
-            try:
-                await stranger.health()
-            except UpstreamHttpError:
-                pass
-            else:
+        async with Calls(self.url) as stranger:
+            found = await probe(stranger.answer, seconds=self._settings.startup_timeout)
+            if found.kind is not Kind.LOCKED:
                 raise UpstreamError("it does not ask for its password")
         if not await wait(process.withheld, LAST_OUTPUT_SECONDS):
             logger.warning(
