@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 import pytest
 
-from opencode_a2a.config import OpenCodeSettings
+from opencode_a2a.cli.doctor import check_rules
+from opencode_a2a.config import OpenCodeSettings, load
 from opencode_a2a.errors import NotInOpenCodeError, UpstreamError, UpstreamNotFoundError
 from opencode_a2a.events import (
     Channel,
@@ -40,10 +41,12 @@ from opencode_a2a.opencode.data import conflict, owner_of
 from opencode_a2a.opencode.driver import Location
 from opencode_a2a.opencode.events import (
     MalformedEventError,
+    MessageUpdated,
     PartUpdated,
     SessionStatusChanged,
     head_of,
 )
+from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.kinds import CONTRACT, Found, Kind, of_version
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.process import UnsupportedOpenCodeError
@@ -63,6 +66,7 @@ from opencode_a2a.opencode.types import (
     ToolPart,
     ToolRunning,
 )
+from opencode_a2a.opencode.v2 import client
 from opencode_a2a.opencode.v2.client import OpenCode2
 from opencode_a2a.opencode.v2.contract import Contract
 from opencode_a2a.opencode.v2.events import Decoder2
@@ -522,6 +526,7 @@ class Standin(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), StandinHandler)
         self.answers: dict[str, Any] = {}
         self.sent: list[tuple[str, Any]] = []
+        self.over = Event()
 
 
 class StandinHandler(BaseHTTPRequestHandler):
@@ -533,6 +538,13 @@ class StandinHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         named = f"{self.command} {unquote(self.path)}"
         self.server.sent.append((named, orjson.loads(body) if body else None))
+        if self.path == "/api/event":
+            self.send_response_only(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            self.wfile.flush()
+            self.close_connection = self.server.over.wait()
+            return
         known = named in self.server.answers
         content = orjson.dumps(self.server.answers.get(named, {"_tag": "SessionNotFoundError"}))
         self.send_response_only(200 if known else 404)
@@ -553,6 +565,7 @@ def standin() -> Iterator[Standin]:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
+        server.over.set()
         server.shutdown()
         thread.join()
 
@@ -768,6 +781,198 @@ async def test_tool_calls_keep_their_order_when_the_service_is_restarted(
         assert told(out) == recording.text
 
 
+EARLIER = {"id": "msg_0", "type": "user", "text": "before", "time": {"created": 1}}
+
+
+@every_build
+async def test_a_turn_is_followed_when_a_new_connection_begins_before_its_delivery(
+    standin: Standin, driver: OpenCode2, build: str
+) -> None:
+    """The store then has the prompt before it only."""
+    recording = Recording(Path(build, "plain-text.jsonl"))
+    query = f"GET /api/session/{recording.root}/message?limit={PAGE}&order=desc"
+    reader, out = TurnReader(recording.root, recording.prompt), list[TurnEvent]()
+    kinds = [event["type"].removeprefix("session.") for event in recording.events]
+    delivered = next(at for at, kind in enumerate(kinds) if kind in DELIVERED)
+
+    async def read(at: int) -> Snapshot:
+        page = {"data": [*recording.listed_at(at)[::-1], EARLIER], "cursor": {"next": None}}
+        standin.answers[query] = page
+        messages = await messages_since(driver, recording.root, recording.prompt)
+        return Snapshot(messages=messages, statuses={recording.root: StatusBusy()})
+
+    wire = driver.decoder()
+    reader.state.require_reconcile()
+    out += reader.reconcile(await read(delivered))
+    for at in range(delivered, len(recording.events)):
+        for event in recording.followed(at, at + 1):
+            out += reader.feed(wire.decode(event))
+        # Only the event before the first step has the store read.
+        if kinds[at] in DELIVERED:
+            out += reader.reconcile(await read(at + 1))
+
+    assert told(out) == recording.text
+
+
+@every_build
+async def test_a_replica_that_takes_a_turn_over_knows_its_prompt(
+    standin: Standin, driver: OpenCode2, build: str
+) -> None:
+    recording = Recording(Path(build, "plain-text.jsonl"))
+    query = f"GET /api/session/{recording.root}/message?limit={PAGE}&order=desc"
+    standin.answers[query] = {"data": [EARLIER], "cursor": {"next": None}}
+    kinds = [event["type"].removeprefix("session.") for event in recording.events]
+    started = kinds.index("step.started")
+    begun, taken = asyncio.Event(), asyncio.Event()
+
+    async def stream(sink: Callable[[bytes], object]) -> None:
+        frames = [b"data: %b\n\n" % orjson.dumps(event) for event in recording.events]
+        sink(frames[0])
+        await driver.messages(recording.root, limit=PAGE)  # somebody lists them meanwhile
+        sink(b"".join(frames[1:started]))
+        begun.set()
+        await taken.wait()
+        sink(frames[started])
+        await asyncio.Event().wait()
+
+    feed = Feed(stream, driver.decoder, keeps_texts=True)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        running = group.create_task(feed.run())
+        await begun.wait()
+        following = feed.follow(recording.root, recovered=True)
+        taken.set()
+        items = await following.batch()
+        running.cancel()
+
+    [answer] = [item.info for item in items if isinstance(item, MessageUpdated)]
+    assert getattr(answer, "parent_id", None) == recording.prompt
+
+
+async def test_work_of_an_earlier_turn_that_was_reported_does_not_delay_an_answer(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    recording = Recording(Path("2-branch", "background-shell.jsonl"))
+    new: list[Document] = [
+        {"id": "msg_new", "type": "user", "text": "again", "time": {"created": 1}},
+        {"id": "msg_end", "type": "assistant", "content": [], "time": {"created": 2}},
+    ]
+    listed = [*recording.listed, *new][::-1]
+    path = f"/api/session/{SES}"
+    standin.answers |= {
+        f"GET {path}": {"data": SESSION},
+        f"DELETE {path}/instructions/entries/a2a": None,
+        f"POST {path}/prompt": None,
+        f"POST {path}/wait": None,
+        f"GET {path}/message?limit=20&order=desc": {"data": listed},
+    }
+
+    answer = await driver.prompt(SES, Prompt(parts=[], message_id=MessageId("msg_new")))
+
+    assert answer.info.id == "msg_end"
+    assert "GET /api/session/active" not in [named for named, _ in standin.sent]
+
+
+@pytest.mark.requirement("I25")
+async def test_an_odd_command_does_not_end_what_is_told_of_others(
+    standin: Standin, driver: OpenCode2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LOOK_SECONDS", 0.01)
+    output = "GET /api/shell/sh_1/output?location[directory]=/w&cursor=0"
+    standin.answers[output] = {"data": {"output": "hello", "cursor": 5}}
+    for shell in ("../../odd", "sh_1"):
+        driver.running[shell] = Running(SES, MessageId("msg_1"), "call_1", "/w")
+    told = asyncio.Queue[bytes]()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        listening = group.create_task(driver.events(told.put_nowait))
+        frame = await told.get()
+        listening.cancel()
+
+    assert b'"output":"hello"' in frame
+    assert [named for named, _ in standin.sent if "odd" in named] == []
+
+
+@pytest.mark.parametrize(("tool", "noted"), [("shell", ["sh_1"]), ("plugin", [])])
+def test_only_the_tool_for_commands_names_one(tool: str, noted: list[str]) -> None:
+    running = dict[str, Running]()
+    data = {
+        "sessionID": SES,
+        "assistantMessageID": "msg_1",
+        "id": "call_1",
+        "name": tool,
+        "metadata": {"shellID": "sh_1"},
+    }
+    event = {"id": "evt_1", "type": "session.tool.progress", "data": data}
+
+    Decoder2({}, {}, running).decode(orjson.dumps(event))
+
+    assert [*running] == noted
+
+
+MODEL = {"id": "m", "providerID": "p"}
+INSTRUCTIONS = f"/api/session/{SES}/instructions/entries/a2a"
+
+
+@pytest.mark.parametrize(
+    ("now", "prompt", "sent"),
+    [
+        ({}, {"system": "Be brief."}, [(f"PUT {INSTRUCTIONS}", {"value": "Be brief."})]),
+        ({}, {}, [(f"DELETE {INSTRUCTIONS}", None)]),
+        (
+            MODEL | {"variant": "high"},
+            {"model": MODEL},
+            [
+                (f"POST /api/session/{SES}/model", {"model": MODEL}),
+                (f"DELETE {INSTRUCTIONS}", None),
+            ],
+        ),
+        (MODEL | {"variant": "default"}, {"model": MODEL}, [(f"DELETE {INSTRUCTIONS}", None)]),
+        (
+            MODEL | {"variant": "high"},
+            {"model": MODEL, "variant": "high"},
+            [(f"DELETE {INSTRUCTIONS}", None)],
+        ),
+        (
+            MODEL,
+            {"variant": "high"},
+            [
+                (f"POST /api/session/{SES}/model", {"model": MODEL | {"variant": "high"}}),
+                (f"DELETE {INSTRUCTIONS}", None),
+            ],
+        ),
+        (
+            None,
+            {"variant": "high"},
+            [
+                (
+                    f"POST /api/session/{SES}/model",
+                    {"model": {"id": "default", "providerID": "p", "variant": "high"}},
+                ),
+                (f"DELETE {INSTRUCTIONS}", None),
+            ],
+        ),
+    ],
+)
+async def test_what_an_earlier_prompt_set_does_not_hold_for_a_later_one(
+    standin: Standin,
+    driver: OpenCode2,
+    now: Document | None,
+    prompt: Document,
+    sent: list[tuple[str, Any]],
+) -> None:
+    path = f"/api/session/{SES}"
+    standin.answers |= {
+        f"GET {path}": {"data": SESSION | ({"model": now} if now else {})},
+        "GET /api/model/default": {"data": {"id": "default", "providerID": "p"}},
+        f"POST {path}/prompt": None,
+    }
+    standin.answers |= {named: None for named, _ in sent}
+
+    await driver.prompt_async(SES, Prompt.model_validate({"parts": [], **prompt}))
+
+    assert [one for one in standin.sent if not one[0].startswith("GET")][:-1] == sent
+
+
 async def test_rules_of_a_session_are_set_where_the_contract_has_them(
     standin: Standin, driver: OpenCode2
 ) -> None:
@@ -855,6 +1060,7 @@ REFUSED: list[Callable[[OpenCode2], Awaitable[object]]] = [
     lambda d: d.workspaces(),
     lambda d: d.worktrees(),
     lambda d: d.find_text("x"),
+    lambda d: d.tool_ids(),
     lambda d: d.revert_session(SES, MessageId("msg_1"), "prt_1"),
     lambda d: d.prompt(SES, Prompt(parts=[], format=OutputFormat(json_schema={}))),
 ]
@@ -868,6 +1074,20 @@ async def test_what_2_cannot_do_is_refused_by_name(
         await call(driver)
 
     assert standin.sent == []
+
+
+def test_a_rule_for_a_tool_that_may_exist_is_not_doubted(standin: Standin) -> None:
+    standin.answers |= {
+        "GET /api/info": {"version": "2.9.0"},
+        "GET /openapi.json": document(),
+        "GET /api/mcp": {"data": []},
+    }
+    variables = {
+        "OPENCODE_BASE_URL": f"http://127.0.0.1:{standin.server_address[1]}",
+        "A2A_PERMISSION_RULES": '[{"permission": "plugin_tool", "action": "allow"}]',
+    }
+
+    assert [*check_rules(load({}, variables))] == []
 
 
 # Data

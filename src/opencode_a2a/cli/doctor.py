@@ -257,7 +257,7 @@ def check_password(settings: Settings) -> Finding:
 
 def check_rules(settings: Settings) -> Iterator[Finding]:
     """Name the rules that settle nothing, as far as that was not known from the settings alone."""
-    from opencode_a2a.errors import UpstreamError
+    from opencode_a2a.errors import ServiceError
     from opencode_a2a.opencode.driver import Location
     from opencode_a2a.rights import never_asked, outside, unmatched
 
@@ -276,8 +276,8 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
     try:
         tools = _ask(own, lambda opencode: opencode.tool_ids(at=at))
         servers = _ask(own, lambda opencode: opencode.mcp_status(at=at))
-    except UpstreamError:
-        return  # said before, by the check of OpenCode itself
+    except ServiceError:
+        return  # it has no list of its tools, or the check of OpenCode itself has failed
     for name, meant in unmatched(found, outside(tools, servers)):
         yield Finding("rules", never_asked(name, meant), remedy, advice=True)
 

@@ -100,8 +100,11 @@ class Decoder(Protocol):
         ...
 
     @property
-    def texts(self) -> frozenset[bytes]:
-        """Those of them that matter to ``opencode.heard``."""
+    def overheard(self) -> frozenset[bytes]:
+        """Those of them that matter to a replica that may take the turn over.
+
+        They are decoded for ``opencode.heard``, even if nobody follows the session.
+        """
         ...
 
     def head(self, data: bytes) -> tuple[bytes, bytes]:

@@ -288,7 +288,7 @@ class Decoder1:
     """The decoder of OpenCode 1, whose events need no memory."""
 
     followed = FOLLOWED
-    texts = frozenset(
+    overheard = frozenset(
         {
             b"message.part.delta",
             b"message.part.updated",

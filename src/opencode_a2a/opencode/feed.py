@@ -296,7 +296,7 @@ class Feed:
                 self._put(self._followers, Gap("disposed"))
             elif kind in _FAMILY:
                 self._adopt_child(data, session)
-            if heard is None or kind not in decoder.texts:
+            if heard is None or kind not in decoder.overheard:
                 return
             followers = ()
         elif kind not in decoder.followed:

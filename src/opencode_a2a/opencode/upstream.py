@@ -22,7 +22,7 @@ import structlog
 
 from opencode_a2a.config import FILE_VARIABLES, VARIABLES, Settings, StateError, misplaced
 from opencode_a2a.databases import database_file, is_shared, kind_of
-from opencode_a2a.errors import ServiceError, UpstreamError
+from opencode_a2a.errors import NotInOpenCodeError, ServiceError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import MAIN
 from opencode_a2a.opencode.connect import examine
@@ -275,6 +275,8 @@ async def _ineffective(opencode: Driver, settings: Settings, at: Location) -> li
     try:
         async with asyncio.timeout(FACTS_SECONDS):
             tools = outside(await opencode.tool_ids(at=at), await opencode.mcp_status(at=at))
+    except NotInOpenCodeError:
+        return never  # any of them may be the name of a tool
     except (TimeoutError, ServiceError) as error:
         logger.warning("could not ask OpenCode for its tools", error=type(error).__name__)
         return never

@@ -67,6 +67,7 @@ from opencode_a2a.opencode.types import (
     StatusBusy,
     TextInput,
     TextMatch,
+    TextPart,
     Todo,
     ToolCompleted,
     ToolPart,
@@ -88,6 +89,7 @@ from opencode_a2a.opencode.v2.messages import (
     rule_of,
     rule_to,
     stored,
+    unreported,
 )
 from opencode_a2a.opencode.v2.outputs import LOOK_SECONDS, Inserted, Running
 from opencode_a2a.opencode.v2.types import (
@@ -597,21 +599,31 @@ class OpenCode2(Calls):
         tools: Mapping[str, bool] | None,
         at: Location,
     ) -> None:
-        """Set what belongs to the session in 2.x and to the prompt in 1.x."""
+        """Set what belongs to the session in 2.x and to the prompt in 1.x.
+
+        What an earlier prompt has set is taken back, but for the agent and the model.
+        """
         now = await self.data(Session2, "GET", _path(session_id))
         if agent is not None and agent != now.agent:
             known = [one.name for one in await self.agents(at=at)]
             if agent not in known:  # OpenCode would keep the prompt, and run it with the next
                 raise UpstreamHttpError(f"OpenCode has no agent {agent}", upstream_status=400)
             await self.do("POST", _path(session_id, "/agent"), {"agent": agent})
-        if model is not None and (model != now.model or variant):
+        if model is None and variant:  # of the model that will be used
+            used = now.model or await self._default_model(at)
+            model = ModelRef(used.provider_id, used.id) if used else None
+        if model is not None and (
+            now.model is None or now.model.chosen != (model, variant or None)
+        ):
             chosen: JsonObject = {"id": model.model_id, "providerID": model.provider_id}
             if variant:
                 chosen["variant"] = variant
             await self.do("POST", _path(session_id, "/model"), {"model": chosen})
+        instructions = _path(session_id, f"/instructions/entries/{INSTRUCTIONS}")
         if system:
-            path = _path(session_id, f"/instructions/entries/{INSTRUCTIONS}")
-            await self.do("PUT", path, {"value": system})
+            await self.do("PUT", instructions, {"value": system})
+        elif self.contract.has("delete", f"{SESSION}/instructions/entries/{{}}"):
+            await self.do("DELETE", instructions)
         if tools is not None:
             denied = [name for name, offered in tools.items() if not offered]
             rules = [PermissionRule(permission=n, pattern="*", action="deny") for n in denied]
@@ -632,7 +644,7 @@ class OpenCode2(Calls):
                 unbegun -= 1
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            if not any(map(_leaves_work, found)):
+            if not _leave_work(found):
                 break
             # The end of that work wakes the session a moment later.
             idle = 0 if session_id in await self.session_status(at=at) else idle + 1
@@ -895,7 +907,7 @@ class OpenCode2(Calls):
     # The server itself
 
     async def tool_ids(self, *, at: Location = HERE) -> list[str]:
-        return []
+        raise _missing("list of its tools")
 
     async def mcp_status(self, *, at: Location = HERE) -> dict[str, McpStatus]:
         found = await self.data(Readable[Mcp2], "GET", "/api/mcp", at)
@@ -949,9 +961,9 @@ class OpenCode2(Calls):
             if silent > HEARTBEAT_SECONDS or not self.contract.has("get", "/api/shell/{}/output"):
                 continue
             for shell, command in [*self.running.items()]:
-                path, at = f"/api/shell/{checked('sh', shell)}/output", Location(command.directory)
-                query: Query = {"cursor": command.cursor}
-                with suppress(UpstreamError):  # it may have ended by now
+                at, query = Location(command.directory), {"cursor": command.cursor}
+                with suppress(UpstreamError):  # it may have ended by now, or have an odd id
+                    path = f"/api/shell/{checked('sh', shell)}/output"
                     new = await self.data(Output2, "GET", path, at, query=query)
                     if new.output and self.running.get(shell) is command:
                         stream.put(command.printed(shell, new.output, new.cursor))
@@ -989,7 +1001,7 @@ def _session_of(found: Session2) -> Session:
         version="2",
         time=found.time,
         parent_id=found.parent_id,
-        model=found.model,
+        model=found.model.ref if found.model else None,
         metadata=found.metadata,
         revert=found.revert,
         permission=[rule_of(rule) for rule in found.permissions],
@@ -1000,14 +1012,22 @@ def _project_of(found: Project2) -> Project:
     return Project(id=found.id, worktree=found.canonical or found.directory, vcs=found.vcs)
 
 
-def _leaves_work(message: MessageWithParts) -> bool:
-    """Whether a tool call of a message has put work into the background."""
-    return any(
-        isinstance(part, ToolPart)
-        and isinstance(part.state, ToolCompleted)
-        and left_in_background(part.state.metadata) is not None
-        for part in message.parts
-    )
+def _leave_work(messages: Sequence[MessageWithParts]) -> bool:
+    """Whether messages have put work into the background whose end none of them reports.
+
+    The call of a tool that did so stays in the store as it was, for good.
+    """
+    left = dict[str, str]()
+    for part in (part for message in messages for part in message.parts):
+        match part:
+            case ToolPart(state=ToolCompleted(metadata=metadata)):
+                if work := left_in_background(metadata):
+                    left[part.call_id] = work
+            case TextPart(synthetic=True):
+                left = unreported(left, part.text)
+            case _:
+                pass
+    return bool(left)
 
 
 def _is_prompt(message: Message2) -> bool:

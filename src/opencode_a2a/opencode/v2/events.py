@@ -63,6 +63,7 @@ from opencode_a2a.opencode.v2.messages import (
     text_part,
     tool_part,
     turn_error,
+    unreported,
 )
 from opencode_a2a.opencode.v2.outputs import Running
 
@@ -165,11 +166,13 @@ class Decoder2:
     """The decoder of one connection to an OpenCode 2."""
 
     followed = frozenset(name.encode() for name in (*_TEXTS, *_ENDS, *_TOOLS, *_REQUESTS, *_OTHERS))
-    texts = frozenset(
+    overheard = frozenset(
         name.encode()
         for name in (
             *_TEXTS,
             *_ENDS,
+            "session.inbox.delivered",
+            "session.input.promoted",
             "session.step.started",
             "session.retry.scheduled",
             "session.deleted",
@@ -255,15 +258,19 @@ class Decoder2:
             state.inbox[inbox_id] = data.get("item") or data.get("input") or data
             return
         item = state.inbox.pop(inbox_id, None)
-        if item is None or item["type"] not in ("user", "synthetic"):
+        if item is None:
+            # It came before this connection, or while nobody followed. The answers that come now
+            # are to it, unless it is no prompt, and the store knows what it says.
+            self._prompts[tell.session] = MessageId(inbox_id)
+            yield tell.missed()
+            return
+        if item["type"] not in ("user", "synthetic"):
             return
         message = self._prompts[tell.session] = MessageId(inbox_id)
         payload = _object(item, "payload") or _object(item, "data")
         text, synthetic = payload.get("text", "") + "", item["type"] == "synthetic"
         if synthetic:
-            for call, work in list(state.background.items()):
-                if call in text or work in text:
-                    del state.background[call]
+            state.background = unreported(state.background, text)
         yield from tell.message(prompt_message(tell.session, message, at, text, synthetic))
 
     def _step(
@@ -341,7 +348,9 @@ class Decoder2:
             self._calls[message, call_id] = known
         if call.status != "running":
             self._forget_commands(session, call_id)
-        elif isinstance(shell := (call.metadata or {}).get("shellID"), str):
+        elif known.name == "shell" and isinstance(
+            shell := (call.metadata or {}).get("shellID"), str
+        ):
             place = _object(frame, "location").get("directory")
             self._running.setdefault(shell, Running(session, message, call_id, place))
         if not known.name:

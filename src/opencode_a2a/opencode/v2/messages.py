@@ -6,7 +6,7 @@ it is read. Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field
@@ -258,6 +258,17 @@ def left_in_background(metadata: JsonObject | None) -> str | None:
             return work
         case _:
             return None
+
+
+def unreported(background: Mapping[str, str], report: str) -> dict[str, str]:
+    """Return what is left of the work in the background after a message that reports its end.
+
+    It is given by the ids of its tool calls, with those of its commands or sessions: the report of
+    a command names the call, that of a sub-agent its session.
+    """
+    return {
+        call: work for call, work in background.items() if call not in report and work not in report
+    }
 
 
 def patches(files: Sequence[Json]) -> str:

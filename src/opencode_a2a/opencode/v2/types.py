@@ -67,13 +67,30 @@ class Chosen2(Wire):
     data: Model2 | None = None
 
 
+class SessionModel2(Wire):
+    """The model of a session, with its variant."""
+
+    id: str
+    provider_id: str
+    variant: Annotated[str | None, Shown] = None
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(self.provider_id, self.id)
+
+    @property
+    def chosen(self) -> tuple[ModelRef, str | None]:
+        """Model and variant; where no variant was chosen, the preview calls it ``default``."""
+        return self.ref, None if self.variant == "default" else self.variant
+
+
 class Session2(Wire):
     id: SessionId
     project_id: ShownText = ""
     title: ShownText = ""
     parent_id: SessionId | None = None
     agent: Annotated[str | None, Shown] = None
-    model: Annotated[ModelRef | None, Shown] = None
+    model: Annotated[SessionModel2 | None, Shown] = None
     time: Annotated[SessionTime, Fields] = SessionTime()
     location: Place2
     revert: Annotated[Revert | None, Shown] = None
