@@ -205,7 +205,7 @@ async def test_the_demo_keeps_what_waits_even_when_the_next_start_is_broken_off(
 
         before = len(program.lines)
         await program.spawn()
-        await program.printed(lambda line: "took over OpenCode" in line, before)
+        await program.printed(lambda line: "adopted the OpenCode" in line, before)
         assert await program.stop(signal.SIGINT) == 0
         assert first in program.left()
 

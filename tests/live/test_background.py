@@ -45,7 +45,7 @@ async def test_a_task_lasts_until_its_work_in_the_background_is_reported(
         await following.until_text("It has begun.")
         async with asyncio.timeout(60):
             session = following.task.session_id.encode()
-            while session in (await opencode.answer("/api/session/active")).body:  # noqa: ASYNC110 - no event here
+            while session in (await opencode.raw_response("/api/session/active")).body:  # noqa: ASYNC110 - no event here
                 await asyncio.sleep(0.05)
         meanwhile = await caller.get(following.task.id)
         flag.touch()
@@ -124,7 +124,7 @@ async def test_a_task_lasts_over_a_kill_of_the_service_too(
         await following.until_text("It has begun.")
         async with asyncio.timeout(60):
             session = following.task.session_id.encode()
-            while session in (await opencode.answer("/api/session/active")).body:  # noqa: ASYNC110 - no event here
+            while session in (await opencode.raw_response("/api/session/active")).body:  # noqa: ASYNC110 - no event here
                 await asyncio.sleep(0.05)
         task_id = following.task.id
         await program.kill()

@@ -107,7 +107,7 @@ async def test_approvals_are_as_strict_as_on_opencode_1(
         with pytest.raises(RefusedError):
             await person.send("yes", task=asked.id)
         told = await facts(opencode, settings_for(stage, tmp_path, **changes))
-        saved = orjson.loads((await opencode.answer("/api/permission/saved")).body)
+        saved = orjson.loads((await opencode.raw_response("/api/permission/saved")).body)
 
     assert told is not None
     assert "todowrite" in str(told.notes)

@@ -222,7 +222,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
     parts = [{"type": "text", "text": script([TIMED], [{"gate": "stray"}, {"say": "done"}])}]
     params = {"session_id": session_id, "request": {"parts": parts}}
     async with past_service(backstage.url, backstage.password) as opencode:
-        feed = Feed(opencode.events, opencode.decoder)
+        feed = Feed(opencode.events, opencode.begin_decoding)
         listening = asyncio.create_task(feed.run())
         async with asyncio.timeout(60):
             await feed.up.wait()

@@ -48,7 +48,7 @@ async def taken(opencode: Driver, task: Task, mark: str) -> None:
     waiting = [f"/api/session/{task.session_id}/{name}" for name in ("inbox", "pending")]
     async with asyncio.timeout(60):
         while not await stored(opencode, task, mark):
-            bodies = [(await opencode.answer(path)).body for path in waiting]
+            bodies = [(await opencode.raw_response(path)).body for path in waiting]
             if any(mark.encode() in body for body in bodies):
                 return
             await asyncio.sleep(0.02)

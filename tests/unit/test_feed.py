@@ -14,7 +14,7 @@ from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode import feed as feed_module
 from opencode_a2a.opencode import heard as heard_module
-from opencode_a2a.opencode.events import HeardText, PartDelta, decode
+from opencode_a2a.opencode.events import Decoder1, HeardText, PartDelta, decode
 from opencode_a2a.opencode.feed import (
     MAX_FRAME,
     Feed,
@@ -104,7 +104,7 @@ class SlowStream(Stream):
 
 
 def quick(stream: Stream, *, silence: float = 5, inbox: int = 100) -> Feed:
-    return Feed(stream, silence=silence, first_delay=0.001, last_delay=0.002, inbox=inbox)
+    return Feed(stream, Decoder1, silence=silence, first_delay=0.001, last_delay=0.002, inbox=inbox)
 
 
 def part(text: str, *, end: int | None = None) -> bytes:
@@ -391,7 +391,7 @@ async def test_text_that_is_being_written_is_kept_for_a_turn_that_is_resumed(
     said: list[bytes], kept: list[tuple[dict[str, str], bool]]
 ) -> None:
     stream = Stream()
-    feed = Feed(stream, keeps_texts=True)
+    feed = Feed(stream, Decoder1, keeps_texts=True)
 
     async with running(feed):
         other = feed.follow(CHILD)
@@ -421,4 +421,4 @@ async def test_of_a_long_text_the_latest_pieces_are_kept(monkeypatch: pytest.Mon
 
 
 def test_a_feed_that_keeps_no_texts_gives_none() -> None:
-    assert heard(Feed(Stream())) == []
+    assert heard(Feed(Stream(), Decoder1)) == []

@@ -50,7 +50,7 @@ async def test_a_server_is_asked_until_its_kind_is_known(name: str) -> None:
 async def test_a_kind_is_told_over_a_socket(name: str) -> None:
     with answering(name) as url:
         async with OpenCode1(url) as opencode:
-            found = await probe(opencode.answer)
+            found = await probe(opencode.raw_response)
 
     assert [found.kind.name, found.version] == KINDS[name]["found"]
 
@@ -64,11 +64,11 @@ async def test_nothing_and_something_that_speaks_no_http_are_told_apart() -> Non
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with OpenCode1(f"http://127.0.0.1:{port}") as opencode:
-            other = await probe(opencode.answer)
+            other = await probe(opencode.raw_response)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         async with OpenCode1(f"http://127.0.0.1:{unused.getsockname()[1]}") as opencode:
-            nothing = await probe(opencode.answer)
+            nothing = await probe(opencode.raw_response)
 
     assert (other, nothing) == (Found(Kind.OTHER), Found(Kind.NOTHING))
     assert (other.lasting, nothing.lasting) == (True, False)

@@ -1,10 +1,11 @@
 """The driver of OpenCode 2: recordings of a preview and of the public branch under its reader."""
 
+import ast
 import asyncio
 import os
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from opencode_a2a.cli.doctor import check_rules
 from opencode_a2a.config import OpenCodeSettings, load
-from opencode_a2a.errors import NotInOpenCodeError, UpstreamError, UpstreamNotFoundError
+from opencode_a2a.errors import Feature, NotInOpenCodeError, UpstreamError, UpstreamNotFoundError
 from opencode_a2a.events import (
     Channel,
     ChannelReplaced,
@@ -65,9 +66,10 @@ from opencode_a2a.opencode.types import (
     StatusIdle,
     ToolPart,
     ToolRunning,
+    WorkspaceDraft,
 )
 from opencode_a2a.opencode.v2 import client
-from opencode_a2a.opencode.v2.client import OpenCode2
+from opencode_a2a.opencode.v2.client import MISSING, OpenCode2
 from opencode_a2a.opencode.v2.contract import Contract
 from opencode_a2a.opencode.v2.events import Decoder2
 from opencode_a2a.opencode.v2.messages import (
@@ -652,7 +654,7 @@ async def test_a_missing_path_that_turns_need_is_one_sentence_at_the_start(
     there = OpenCodeConnection(f"http://127.0.0.1:{standin.server_address[1]}")
 
     async with there:
-        _, why = await examine(there.driver.answer, password=False)
+        _, why = await examine(there.driver.raw_response, password=False)
         with pytest.raises(UpstreamError, match="OpenCode cannot be used: it is OpenCode 2"):
             await there.choose()
 
@@ -670,7 +672,7 @@ async def test_a_contract_that_cannot_be_had_just_now_is_asked_for_again(
 
     async def answer(path: str) -> HttpResponse:
         if path != CONTRACT:
-            return await there.driver.answer(path)
+            return await there.driver.raw_response(path)
         if status is None:
             await asyncio.Event().wait()
         return HttpResponse(status or 0, {}, b'{"message": "starting"}')
@@ -750,13 +752,13 @@ async def test_tool_calls_keep_their_order_when_the_service_is_restarted(
 
     for restarted in [*range(len(recording.events))] * 5:
         reader, emitted = TurnReader(recording.root, recording.prompt), Emitted()
-        wire, out = driver.decoder(), list[TurnEvent]()
+        wire, out = driver.begin_decoding(), list[TurnEvent]()
         for event in recording.followed(0, restarted):
             out += reader.feed(wire.decode(event))
         for one in out:
             emitted.add(one)
         reader = TurnReader(recording.root, recording.prompt, emitted)
-        wire, now = driver.decoder(), restarted
+        wire, now = driver.begin_decoding(), restarted
         while now < len(recording.events):
             before, now = now, now + chance.randint(0, 8)
             for event in recording.followed(before, now):
@@ -801,7 +803,7 @@ async def test_a_turn_is_followed_when_a_new_connection_begins_before_its_delive
         messages = await messages_since(driver, recording.root, recording.prompt)
         return Snapshot(messages=messages, statuses={recording.root: StatusBusy()})
 
-    wire = driver.decoder()
+    wire = driver.begin_decoding()
     reader.state.require_reconcile()
     out += reader.reconcile(await read(delivered))
     for at in range(delivered, len(recording.events)):
@@ -835,7 +837,7 @@ async def test_a_replica_that_takes_a_turn_over_knows_its_prompt(
         sink(frames[started])
         await asyncio.Event().wait()
 
-    feed = Feed(stream, driver.decoder, keeps_texts=True)
+    feed = Feed(stream, driver.begin_decoding, keeps_texts=True)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         running = group.create_task(feed.run())
         await begun.wait()
@@ -1054,26 +1056,54 @@ async def test_a_session_is_busy_while_a_command_or_a_sub_agent_works_for_it(
     assert {*busy} == {SES, "ses_child", "ses_3"}
 
 
-REFUSED: list[Callable[[OpenCode2], Awaitable[object]]] = [
-    lambda d: d.session_todo(SES),
-    lambda d: d.share_session(SES),
-    lambda d: d.workspaces(),
-    lambda d: d.worktrees(),
-    lambda d: d.find_text("x"),
-    lambda d: d.tool_ids(),
-    lambda d: d.revert_session(SES, MessageId("msg_1"), "prt_1"),
-    lambda d: d.prompt(SES, Prompt(parts=[], format=OutputFormat(json_schema={}))),
-]
+MSG = MessageId("msg_1")
+BY_SCHEMA = Prompt(parts=[], format=OutputFormat(json_schema={}))
+LACKS: dict[Feature | None, list[tuple[str, tuple[object, ...]]]] = {
+    "schemas": [("prompt", (SES, BY_SCHEMA)), ("prompt_async", (SES, BY_SCHEMA))],
+    "todos": [("session_todo", (SES,))],
+    "sharing": [("share_session", (SES,)), ("unshare_session", (SES,))],
+    "workspaces": [
+        ("workspaces", ()),
+        ("create_workspace", (WorkspaceDraft(type="worktree"),)),
+        ("remove_workspace", ("wrk_1",)),
+    ],
+    "worktrees": [
+        ("worktrees", ()),
+        ("create_worktree", ()),
+        ("remove_worktree", ("/w",)),
+        ("reset_worktree", ("/w",)),
+    ],
+    None: [
+        ("find_text", ("x",)),
+        ("tool_ids", ()),
+        ("revert_session", (SES, MSG, "prt_1")),
+        ("create_session", (SessionDraft(parent_id=SES),)),
+    ],
+}
+"""What callers may ask for in vain, with the methods of the driver that refuse it."""
 
 
-@pytest.mark.parametrize("call", REFUSED)
+@pytest.mark.parametrize(("name", "given"), [call for calls in LACKS.values() for call in calls])
 async def test_what_2_cannot_do_is_refused_by_name(
-    standin: Standin, driver: OpenCode2, call: Callable[[OpenCode2], Awaitable[object]]
+    standin: Standin, driver: OpenCode2, name: str, given: tuple[object, ...]
 ) -> None:
     with pytest.raises(NotInOpenCodeError, match="OpenCode 2 has no"):
-        await call(driver)
+        await getattr(driver, name)(*given)
 
     assert standin.sent == []
+
+
+def test_cards_leave_out_just_what_the_driver_always_refuses() -> None:
+    tree = ast.parse(Path(client.__file__).read_text())
+    refusing = {
+        one.name
+        for one in ast.walk(tree)
+        if isinstance(one, ast.AsyncFunctionDef) and isinstance(one.body[-1], ast.Raise)
+        if len(one.body) == 1
+    }
+
+    assert {*LACKS} - {None} == MISSING
+    assert refusing <= {name for calls in LACKS.values() for name, _ in calls}
 
 
 def test_a_rule_for_a_tool_that_may_exist_is_not_doubted(standin: Standin) -> None:

@@ -234,7 +234,9 @@ async def _start_member(
 
     # With several replicas it is heard all the time, whoever runs its turns.
     keeps = database.replica is not None
-    feed = Feed(opencode.events, opencode.decoder, silence=FEED_SILENCE_SECONDS, keeps_texts=keeps)
+    feed = Feed(
+        opencode.events, opencode.begin_decoding, silence=FEED_SILENCE_SECONDS, keeps_texts=keeps
+    )
 
     def make() -> tuple[SharedTurns, Errands]:
         claim = settings.tasks.pending_session_claim_ttl_seconds

@@ -176,7 +176,7 @@ class ServiceReport:
                 return
             # Why it does not answer as it did takes several calls to find out.
             _, why = await examine(
-                opencode.answer, password=opencode.has_password, seconds=HEALTH_SECONDS
+                opencode.raw_response, password=opencode.has_password, seconds=HEALTH_SECONDS
             )
             if why is None:
                 return

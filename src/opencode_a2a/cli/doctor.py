@@ -221,7 +221,7 @@ def check_reachable(settings: Settings) -> Finding:
 
     async def look(opencode: "Driver") -> Finding:
         where = mask_url(settings.opencode.base_url)
-        found, why = await examine(opencode.answer, password=opencode.has_password)
+        found, why = await examine(opencode.raw_response, password=opencode.has_password)
         return judge(found, why, where)
 
     return _ask(settings, look)

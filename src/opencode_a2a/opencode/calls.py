@@ -116,7 +116,7 @@ class Calls:
         """Close the connections; running calls continue."""
         self._exchange.close()
 
-    async def answer(self, path: str) -> HttpResponse:
+    async def raw_response(self, path: str) -> HttpResponse:
         """Return what is at a path, whatever it is; ``opencode.kinds`` judges it."""
         request = Request("GET", path)
         try:

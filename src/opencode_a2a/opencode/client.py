@@ -357,8 +357,7 @@ class OpenCode1(Calls):
         """Pass the event stream to ``sink`` in chunks, cut anywhere, until the stream ends."""
         await self.read_stream("/global/event", sink)
 
-    def decoder(self) -> Decoder:
-        """Return what decodes the events of a new connection."""
+    def begin_decoding(self) -> Decoder:
         return Decoder1()
 
 

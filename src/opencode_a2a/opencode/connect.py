@@ -16,9 +16,9 @@ from opencode_a2a.opencode.driver import Decoder, Driver
 from opencode_a2a.opencode.kinds import (
     CONTRACT,
     PROBE_SECONDS,
-    Answer,
     Found,
     Kind,
+    RawResponse,
     Unusable,
     probe,
     problem_of,
@@ -29,6 +29,9 @@ from opencode_a2a.opencode.process import INSTALL
 if TYPE_CHECKING:  # which most services never need
     from opencode_a2a.opencode.v2.client import OpenCode2
     from opencode_a2a.opencode.v2.contract import Contract
+
+    # ``OpenCodeConnection.driver`` hides from the type checker what it returns.
+    _DRIVERS: tuple[type[Driver], ...] = (OpenCode1, OpenCode2)
 
 D = TypeVar("D", OpenCode1, "OpenCode2")
 
@@ -65,7 +68,7 @@ class OpenCodeConnection:
 
     @property
     def driver(self) -> Driver:
-        """The driver of whichever generation was chosen last."""
+        """The driver of whichever generation was chosen last: ``OpenCode1`` or ``OpenCode2``."""
         return cast("Driver", self)  # every method that is not here is that of the chosen one
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +84,7 @@ class OpenCodeConnection:
 
     async def choose(self, *, seconds: float = PROBE_SECONDS) -> Found:
         """Find out what answers, and choose its driver; keep the last one if that is not known."""
-        found, contract = await _look(self._chosen.answer, seconds)
+        found, contract = await _look(self._chosen.raw_response, seconds)
         if contract is not None:
             from opencode_a2a.opencode.v2.client import OpenCode2
 
@@ -109,31 +112,31 @@ class OpenCodeConnection:
         await self.choose()
         await self._chosen.events(sink)
 
-    def decoder(self) -> Decoder:
-        return self._chosen.decoder()
+    def begin_decoding(self) -> Decoder:
+        return self._chosen.begin_decoding()
 
 
 async def examine(
-    answer: Answer, *, password: bool, seconds: float = PROBE_SECONDS
+    raw_response: RawResponse, *, password: bool, seconds: float = PROBE_SECONDS
 ) -> tuple[Found, Unusable | None]:
     """Find out what answers, and why it cannot be used if that is so.
 
     ``password`` says whether one is sent.
     """
-    found, contract = await _look(answer, seconds)
+    found, contract = await _look(raw_response, seconds)
     if contract is not None:
         return found, _contract_problem(contract, found)
     return found, problem_of(found, password=password)
 
 
-async def _look(answer: Answer, seconds: float) -> tuple[Found, "Contract | None"]:
+async def _look(raw_response: RawResponse, seconds: float) -> tuple[Found, "Contract | None"]:
     """Find out what answers, and what it says that it offers if that is an OpenCode 2."""
-    found = await probe(answer, seconds=seconds)
+    found = await probe(raw_response, seconds=seconds)
     if found.kind is not Kind.V2:
         return found, None
     from opencode_a2a.opencode.v2.contract import Contract
 
-    response = await response_at(CONTRACT, answer, seconds)
+    response = await response_at(CONTRACT, raw_response, seconds)
     if isinstance(response, Found):
         return response, None
     if response.status >= 500:

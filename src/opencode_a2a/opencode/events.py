@@ -196,6 +196,7 @@ _RESOLUTIONS: dict[str, Resolution] = {
 }
 _TYPE = b'"type":"'
 _SESSION = b'"sessionID":"'
+_PARENT = b'"parentID":"'
 _ITSELF = b'"info":{"id":"'
 """Where an event about a session itself has the session's id before 1.4."""
 
@@ -215,6 +216,15 @@ def head_of(data: bytes) -> tuple[bytes, bytes]:
             start += len(key)
             return kind, data[start : data.find(b'"', start)]
     return kind, b""
+
+
+def parent_in(data: bytes) -> bytes:
+    """Return the parent that an undecoded frame about a session names; empty if it has none."""
+    start = data.find(_PARENT)
+    if start < 0:
+        return b""
+    start += len(_PARENT)
+    return data[start : data.find(b'"', start)]
 
 
 def decode(data: bytes) -> Event | None:
@@ -287,6 +297,8 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
 class Decoder1:
     """The decoder of OpenCode 1, whose events need no memory."""
 
+    connected = b"server.connected"
+    disposed = frozenset({b"server.instance.disposed", b"global.disposed"})
     followed = FOLLOWED
     overheard = frozenset(
         {
@@ -299,6 +311,9 @@ class Decoder1:
     )
 
     head = staticmethod(head_of)
+
+    def parent(self, kind: bytes, data: bytes) -> bytes:
+        return parent_in(data) if kind in (b"session.created", b"session.updated") else b""
 
     def decode(self, data: bytes) -> Sequence[Event]:
         event = decode(data)

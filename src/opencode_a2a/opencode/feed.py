@@ -18,7 +18,6 @@ from opencode_a2a import metrics
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.driver import Decoder
 from opencode_a2a.opencode.events import (
-    Decoder1,
     Event,
     MalformedEventError,
     PartDelta,
@@ -45,9 +44,6 @@ MAX_FRAME = 64 * 1024 * 1024
 """Bytes of one event."""
 LARGE = 64 * 1024
 """From this many bytes, chunks are appended to an unfinished event without copying it."""
-_PARENT = b'"parentID":"'
-_FAMILY = frozenset({b"session.created", b"session.updated"})
-_DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +194,7 @@ class Feed:
     def __init__(
         self,
         read: Read,
-        decoder: Callable[[], Decoder] = Decoder1,
+        decoder: Callable[[], Decoder],
         *,
         silence: float = 25.0,
         first_delay: float = 0.25,
@@ -286,16 +282,16 @@ class Feed:
         kind, session = decoder.head(data)
         followers, heard = self._routes.get(session), self._heard
         if followers is None:
-            if kind == b"server.connected":
+            if kind == decoder.connected:
                 self.connections += 1
                 self.up.set()
                 self._forget_texts()
                 self._put(self._followers, Gap("connected"))
-            elif kind in _DISPOSED:
+            elif kind in decoder.disposed:
                 self._forget_texts()
                 self._put(self._followers, Gap("disposed"))
-            elif kind in _FAMILY:
-                self._adopt_child(data, session)
+            elif parent := decoder.parent(kind, data):
+                self._adopt_child(parent, session)
             if heard is None or kind not in decoder.overheard:
                 return
             followers = ()
@@ -315,8 +311,8 @@ class Feed:
             self._put(followers, event)
             if heard is not None:
                 heard.hear(event)
-            if type(event) is SessionChanged:
-                self._adopt_child(data, session)
+            if type(event) is SessionChanged and event.info.parent_id is not None:
+                self._adopt_child(event.info.parent_id.encode(), session)
             elif type(event) is PartUpdated and (child := _child_of(event.part)) is not None:
                 for subscription in followers:
                     subscription.follow_child(child)
@@ -326,13 +322,9 @@ class Feed:
         if self._heard is not None:
             self._heard.clear()
 
-    def _adopt_child(self, data: bytes, child: bytes) -> None:
+    def _adopt_child(self, parent: bytes, child: bytes) -> None:
         """Let the followers of a session follow its new child too."""
-        start = data.find(_PARENT)
-        if start < 0:
-            return
-        start += len(_PARENT)
-        for subscription in self._routes.get(data[start : data.find(b'"', start)], ()):
+        for subscription in self._routes.get(parent, ()):
             subscription.follow_child(SessionId(child.decode()))
 
     def _put(self, followers: Iterable[Subscription], item: FeedItem) -> None:

@@ -1,7 +1,7 @@
 """Which kind of OpenCode answers, and why it cannot be used.
 
 Each generation of OpenCode reports its version at a different path, and some serve their web page
-at every path that they do not know. ``recognise`` is pure: it judges the answers that ``probe``
+at every path that they do not know. ``recognise`` is pure: it judges the responses that ``probe``
 collects, or a recording of them. ``opencode.connect`` chooses the driver by that.
 """
 
@@ -22,7 +22,7 @@ from opencode_a2a.printable import one_line
 OLDEST: Final = (1, 1)
 """1.0 has neither a health check nor permissions that can be answered."""
 PROBE_SECONDS: Final = 5.0
-"""Seconds that one answer may take."""
+"""Seconds that one response may take."""
 HEALTH: Final = "/global/health"
 HEALTH_OF_2: Final = ("/api/info", "/api/status", "/api/health")
 """Where OpenCode 2 tells its version: from 2.0.6 on, in 2.0.4 and 2.0.5, and before that."""
@@ -113,15 +113,15 @@ def _number(version: str) -> tuple[int, ...] | None:
     return number if any(number) else None
 
 
-# Answers
+# Responses
 
 
-def recognise(answers: Mapping[str, HttpResponse]) -> Found:
+def recognise(responses: Mapping[str, HttpResponse]) -> Found:
     """Judge what a server answered at some of the paths in ``ASKED``."""
-    for response in answers.values():
+    for response in responses.values():
         if response.status in (401, 403):
             return Found(Kind.LOCKED, status=response.status)
-    told = {path: _json(response) for path, response in answers.items()}
+    told = {path: _json(response) for path, response in responses.items()}
     if version := text_in(told.get(HEALTH, {}), "version"):
         return of_version(version)
     for path in HEALTH_OF_2:
@@ -131,10 +131,10 @@ def recognise(answers: Mapping[str, HttpResponse]) -> Found:
         return Found(Kind.V2)
     if text_in(told.get(PATHS, {}), "worktree"):
         return Found(Kind.V1_0)
-    for response in answers.values():
+    for response in responses.values():
         if response.status >= 500:
             return Found(Kind.FAILING, status=response.status)
-    pages = (_media_type(response) == "text/html" for response in answers.values())
+    pages = (_media_type(response) == "text/html" for response in responses.values())
     return Found(Kind.PAGE if any(pages) else Kind.OTHER)
 
 
@@ -152,29 +152,29 @@ def _json(response: HttpResponse) -> JsonObject:
         return {}
 
 
-Answer = Callable[[str], Awaitable[HttpResponse]]
-"""Returns what is at a path: ``Driver.answer``."""
+RawResponse = Callable[[str], Awaitable[HttpResponse]]
+"""Returns what is at a path: ``Driver.raw_response``."""
 
 
-async def probe(answer: Answer, *, seconds: float = PROBE_SECONDS) -> Found:
+async def probe(raw_response: RawResponse, *, seconds: float = PROBE_SECONDS) -> Found:
     """Find out what answers, in up to six requests; stop at the first that settles it."""
-    answers: dict[str, HttpResponse] = {}
+    responses: dict[str, HttpResponse] = {}
     for path in ASKED:
-        response = await response_at(path, answer, seconds)
+        response = await response_at(path, raw_response, seconds)
         if isinstance(response, Found):
             return response
-        answers[path] = response
-        found = recognise(answers)
+        responses[path] = response
+        found = recognise(responses)
         if found.kind in (Kind.V1, Kind.V1_0, Kind.V2, Kind.LOCKED):
             return found
-    return recognise(answers)
+    return recognise(responses)
 
 
-async def response_at(path: str, answer: Answer, seconds: float) -> HttpResponse | Found:
+async def response_at(path: str, raw_response: RawResponse, seconds: float) -> HttpResponse | Found:
     """Return the response at a path, or what its absence tells."""
     try:
         async with asyncio.timeout(seconds):
-            return await answer(path)
+            return await raw_response(path)
     except (TimeoutError, UpstreamUnreachableError):
         return Found(Kind.NOTHING)
     except UpstreamPayloadError:

@@ -243,7 +243,7 @@ class ManagedOpenCode:
         try:
             if abandoned := await asyncio.to_thread(kill_abandoned, self._record):
                 logger.warning("ended an OpenCode whose owner is gone", processes=abandoned)
-            if not await self._take_over():
+            if not await self._adopt():
                 await self._start_on_a_port()
         except BaseException:
             await self._leave(keep=self._taken)
@@ -270,10 +270,10 @@ class ManagedOpenCode:
             if self._lock is not None:
                 self._lock.release()
 
-    # Take over
+    # Adopt
 
-    async def _take_over(self) -> bool:
-        """Take over the OpenCode of an earlier run if a new one would be the same; else end it."""
+    async def _adopt(self) -> bool:
+        """Adopt the OpenCode of an earlier run if a new one would be the same; else end it."""
         left = Record.read(self._record) if self._record is not None else None
         if left is None:
             return False
@@ -300,7 +300,10 @@ class ManagedOpenCode:
                     await opencode.driver.config(at=self._at)
                 if version == self.version:
                     logger.info(
-                        "took over OpenCode", version=version, url=self.url, pid=process.pid
+                        "adopted the OpenCode of an earlier run",
+                        version=version,
+                        url=self.url,
+                        pid=process.pid,
                     )
                     return True
         logger.warning("ending the OpenCode of an earlier run", pid=process.pid, reason=reason)
@@ -419,7 +422,7 @@ class ManagedOpenCode:
     async def _check_password(self, process: OpenCodeProcess) -> None:
         """Check that OpenCode requires its password, and that its tools do not get it."""
         async with Calls(self.url) as stranger:
-            found = await probe(stranger.answer, seconds=self._settings.startup_timeout)
+            found = await probe(stranger.raw_response, seconds=self._settings.startup_timeout)
             if found.kind is not Kind.LOCKED:
                 raise UpstreamError("it does not ask for its password")
         if not await wait(process.withheld, LAST_OUTPUT_SECONDS):

@@ -312,7 +312,7 @@ async def trouble(opencode: Driver, settings: Settings) -> Trouble | None:
     """Find out what answers at the address of an external OpenCode; None if it can be used."""
     where = f"OpenCode at {mask_url(settings.opencode.base_url)}"
     found, why = await examine(
-        opencode.answer, password=opencode.has_password, seconds=HEALTH_SECONDS
+        opencode.raw_response, password=opencode.has_password, seconds=HEALTH_SECONDS
     )
     if why is not None:
         return Trouble(f"{where} cannot be used: {why}", found.usable or found.lasting)

@@ -968,8 +968,8 @@ class OpenCode2(Calls):
                     if new.output and self.running.get(shell) is command:
                         stream.put(command.printed(shell, new.output, new.cursor))
 
-    def decoder(self) -> Decoder:
-        """Return what decodes the events of a new connection."""
+    def begin_decoding(self) -> Decoder:
+        """Return what decodes the events of a new connection; forget what earlier ones told."""
         self.prompts.clear()
         self.tool_calls.clear()
         self.running.clear()

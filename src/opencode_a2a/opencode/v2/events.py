@@ -34,6 +34,7 @@ from opencode_a2a.opencode.events import (
     SessionInfo,
     SessionStatusChanged,
     head_of,
+    parent_in,
 )
 from opencode_a2a.opencode.types import (
     AssistantMessage,
@@ -165,6 +166,8 @@ class _Session:
 class Decoder2:
     """The decoder of one connection to an OpenCode 2."""
 
+    connected = b"server.connected"
+    disposed = frozenset({b"global.disposed"})
     followed = frozenset(name.encode() for name in (*_TEXTS, *_ENDS, *_TOOLS, *_REQUESTS, *_OTHERS))
     overheard = frozenset(
         name.encode()
@@ -193,6 +196,9 @@ class Decoder2:
 
     def head(self, data: bytes) -> tuple[bytes, bytes]:
         return head_of(data)
+
+    def parent(self, kind: bytes, data: bytes) -> bytes:
+        return parent_in(data) if kind == b"session.created" else b""
 
     def decode(self, data: bytes) -> Sequence[Event]:
         try:
