@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.cli.doctor import check_rules
 from opencode_a2a.config import OpenCodeSettings, load
@@ -34,7 +35,7 @@ from opencode_a2a.events import (
     TurnEvent,
     UsageCounted,
 )
-from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.jsonguard import items_in
 from opencode_a2a.net.exchange import HttpResponse
 from opencode_a2a.opencode.connect import OpenCodeConnection, examine
@@ -411,6 +412,28 @@ def test_a_step_ends_whatever_its_figures_are(odd: Any) -> None:
     assert end.outcome is Outcome.COMPLETED
 
 
+def test_an_event_of_an_unknown_type_is_logged_once_for_each_connection() -> None:
+    frame = b'{"id":"evt_1","type":"session.turn.started","data":{"sessionID":"ses_1"}}'
+
+    with capture_logs() as records:
+        for wire in (Decoder2({}, {}, {}), Decoder2({}, {}, {})):
+            for data in (frame, frame, b'{"type":"shell.created"}'):
+                wire.head(data)
+
+    assert [record["type"] for record in records] == ["session.turn.started"] * 2
+
+
+@every_recording
+def test_every_event_that_was_recorded_is_known(recorded: Path) -> None:
+    wire = Decoder2({}, {}, {})
+
+    with capture_logs() as records:
+        for event in Recording(recorded).events:
+            wire.head(orjson.dumps(event))
+
+    assert records == []
+
+
 def test_a_known_event_that_is_malformed_is_an_error() -> None:
     data = b'{"id":"evt_1","type":"session.step.started","data":{"sessionID":"ses_1"}}'
 
@@ -642,6 +665,27 @@ async def test_calls_and_fields_are_those_of_the_contract(
     )
     assert sent == NAMES[version]
     assert (f"GET /api/session/{SES}/diff?from=msg_1", None) in standin.sent
+
+
+async def test_a_call_that_the_contract_does_not_have_is_refused_by_name(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    driver.contract = Contract.of(
+        changed(document(), {f"{ONE}/compact": None, f"{ONE}/rename": None})
+    )
+
+    with pytest.raises(NotInOpenCodeError, match=r"has no POST /api/session/\{\}/compact$"):
+        await driver.summarize_session(SES, ModelRef("p", "m"))
+    with pytest.raises(NotInOpenCodeError, match=r"has no POST /api/session/\{\}/rename$"):
+        await driver.update_session(SES, SessionChanges(title="New"))
+
+    assert standin.sent == []
+
+
+async def test_a_file_is_read_wherever_it_lies(standin: Standin, driver: OpenCode2) -> None:
+    standin.answers["GET /api/fs/read/src/a b.txt"] = {}
+
+    assert (await driver.read_file("src/a b.txt")).content == "{}"
 
 
 async def test_a_missing_path_that_turns_need_is_one_sentence_at_the_start(

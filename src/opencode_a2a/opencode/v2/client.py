@@ -9,6 +9,7 @@ import asyncio
 import base64
 import hashlib
 import mimetypes
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -30,6 +31,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.net.exchange import HttpResponse
 from opencode_a2a.opencode.calls import Calls, Query, Refusal, Request, checked, well_formed
 from opencode_a2a.opencode.driver import HERE, Decoder, Features, Location, MessagePage
 from opencode_a2a.opencode.types import (
@@ -76,7 +78,16 @@ from opencode_a2a.opencode.types import (
     WorkspaceDraft,
     Worktree,
 )
-from opencode_a2a.opencode.v2.contract import SESSION, Contract, Endpoint
+from opencode_a2a.opencode.v2.contract import (
+    INBOX,
+    RENAME,
+    REPLY,
+    RULES,
+    SESSION,
+    UNREVERT,
+    Contract,
+    Endpoint,
+)
 from opencode_a2a.opencode.v2.events import Decoder2, KnownCall
 from opencode_a2a.opencode.v2.messages import (
     UNKNOWN,
@@ -152,7 +163,8 @@ class OpenCode2(Calls):
 
     @property
     def features(self) -> Features:
-        rules: Missing = frozenset() if self._rules_call else frozenset({"rules"})
+        has_rules = self.contract.has(*self._rules_call)
+        rules: Missing = frozenset() if has_rules else frozenset({"rules"})
         return Features(
             always=False,
             lists_plugins=False,
@@ -161,15 +173,9 @@ class OpenCode2(Calls):
         )
 
     @property
-    def _rules_call(self) -> Endpoint | None:
-        """The call that sets the rules of a session, if there is one."""
-        if self.contract.takes("patch", SESSION, "permissions"):
-            return "patch", ""
-        return (
-            ("post", "/permissions")
-            if self.contract.has("post", f"{SESSION}/permissions")
-            else None
-        )
+    def _rules_call(self) -> Endpoint:
+        """The call that sets the rules of a session; the preview has none."""
+        return self.contract.first(RULES, "permissions")
 
     @cached_property
     def prompts(self) -> Recent[SessionId, MessageId]:
@@ -201,6 +207,13 @@ class OpenCode2(Calls):
         if refused.tag == "SessionNotFoundError" and named:
             return SessionNotFoundError(session_id=named[0])
         return UpstreamNotFoundError(upstream_status=404, detail=detail)
+
+    async def send(self, request: Request) -> HttpResponse:
+        """Send a request, unless the server has no such call: some answer it with a web page."""
+        if not self.contract.serves(request.method.lower(), request.path):
+            named = re.sub(r"/[a-z]{2,3}_\w+", "/{}", request.path)
+            raise _missing(f"{request.method} {named}")
+        return await super().send(request)
 
     async def data(
         self,
@@ -377,12 +390,8 @@ class OpenCode2(Calls):
         if changes.time is not None:
             raise _missing("archive for sessions")
         if changes.title is not None:
-            if self.contract.takes("patch", SESSION, "title"):
-                await self.do("PATCH", _path(session_id), {"title": changes.title})
-            elif self.contract.has("post", f"{SESSION}/rename"):
-                await self.do("POST", _path(session_id, "/rename"), {"title": changes.title})
-            else:
-                raise _missing("call that renames a session")
+            method, path = self.contract.first(RENAME, "title")
+            await self.do(method.upper(), _of(session_id, path), {"title": changes.title})
         if changes.permission is not None:
             before = (await self.session(session_id)).permission
             await self._set_rules(session_id, [*before, *changes.permission])
@@ -390,9 +399,9 @@ class OpenCode2(Calls):
 
     async def _set_rules(self, session_id: SessionId, rules: Sequence[PermissionRule]) -> None:
         body: JsonObject = {"permissions": [rule_to(rule) for rule in rules]}
-        if self._rules_call is not None:
-            method, rest = self._rules_call
-            await self.do(method.upper(), _path(session_id, rest), body)
+        method, path = self._rules_call
+        if self.contract.has(method, path):
+            await self.do(method.upper(), _of(session_id, path), body)
 
     async def delete_session(self, session_id: SessionId, *, at: Location = HERE) -> bool:
         await self.abort_session(session_id, at=at)  # commands would outlive it
@@ -485,10 +494,8 @@ class OpenCode2(Calls):
         return await self.session(session_id, at=at)
 
     async def unrevert_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        if self.contract.has("post", f"{SESSION}/revert/clear"):
-            await self.do("POST", _path(session_id, "/revert/clear"))
-        else:
-            await self.do("DELETE", _path(session_id, "/revert"))
+        method, path = self.contract.first(UNREVERT)
+        await self.do(method.upper(), _of(session_id, path))
         return await self.session(session_id, at=at)
 
     async def share_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
@@ -658,10 +665,10 @@ class OpenCode2(Calls):
 
     async def _waits(self, session_id: SessionId, prompt_id: MessageId | None) -> bool:
         """Whether a prompt is in the inbox of a session still."""
-        name = "inbox" if self.contract.has("get", f"{SESSION}/inbox") else "pending"
-        if not self.contract.has("get", f"{SESSION}/{name}"):
+        method, path = self.contract.first(INBOX)
+        if not self.contract.has(method, path):
             return True
-        found = await self.data(Readable[Named2], "GET", _path(session_id, f"/{name}"))
+        found = await self.data(Readable[Named2], "GET", _of(session_id, path))
         return any(one.id == prompt_id for one in found)
 
     async def _wait(self, session_id: SessionId) -> None:
@@ -723,8 +730,7 @@ class OpenCode2(Calls):
             raise _missing("answer `always` that ends with the session; answer `once`")
         asked = _with_id(request_id, await self._permissions(at))
         path = _path(asked.session_id, f"/permission/{checked('per', request_id)}/reply")
-        named = f"{SESSION}/permission/{{}}/reply"
-        field = "decision" if self.contract.takes("post", named, "decision") else "reply"
+        field = "decision" if self.contract.takes(*REPLY, "decision") else "reply"
         await self.do("POST", path, {field: reply, "message": message}, urgent=True)
 
     async def reply_question(
@@ -987,9 +993,14 @@ def _with_id(request_id: RequestId, pending: Sequence[R]) -> R:
 
 
 def _path(session_id: SessionId, rest: str = "") -> str:
+    return _of(session_id, f"{SESSION}{rest}")
+
+
+def _of(session_id: SessionId, path: str) -> str:
+    """Return a path of the contract with the id of a session in it."""
     if not well_formed("ses", session_id):
         raise SessionNotFoundError(session_id=session_id)
-    return f"/api/session/{session_id}{rest}"
+    return path.replace("{}", session_id, 1)
 
 
 def _session_of(found: Session2) -> Session:

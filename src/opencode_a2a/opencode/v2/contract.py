@@ -5,40 +5,47 @@ driver asks the contract for every name that is known to differ. Pure.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object
 
+Endpoint = tuple[str, str]
+"""A method in lower case and a path, whose parameters are written ``{}``."""
+Names = tuple[Endpoint, ...]
+"""What one call is called in different releases, the newest first."""
+
 SESSION: Final = "/api/session/{}"
-NEEDED: Final = (
-    ("post", "/api/session"),
-    ("get", "/api/session"),
-    ("get", "/api/session/active"),
-    ("get", SESSION),
-    ("delete", SESSION),
-    ("get", f"{SESSION}/message"),
-    ("post", f"{SESSION}/prompt"),
-    ("post", f"{SESSION}/wait"),
-    ("post", f"{SESSION}/interrupt"),
-    ("post", f"{SESSION}/agent"),
-    ("post", f"{SESSION}/model"),
-    ("post", f"{SESSION}/permission/{{}}/reply"),
-    ("post", f"{SESSION}/form/{{}}/reply"),
-    ("post", f"{SESSION}/form/{{}}/cancel"),
-    ("get", "/api/permission/request"),
-    ("get", "/api/form/request"),
-    ("get", "/api/event"),
-    ("get", "/api/agent"),
-    ("get", "/api/location"),
+RENAME: Final[Names] = ("patch", SESSION), ("post", f"{SESSION}/rename")
+RULES: Final[Names] = ("patch", SESSION), ("post", f"{SESSION}/permissions")
+UNREVERT: Final[Names] = ("delete", f"{SESSION}/revert"), ("post", f"{SESSION}/revert/clear")
+INBOX: Final[Names] = ("get", f"{SESSION}/inbox"), ("get", f"{SESSION}/pending")
+REPLY: Final = "post", f"{SESSION}/permission/{{}}/reply"
+NEEDED: Final[tuple[Names, ...]] = (
+    (("post", "/api/session"),),
+    (("get", "/api/session"),),
+    (("get", "/api/session/active"),),
+    (("get", SESSION),),
+    (("delete", SESSION),),
+    (("get", f"{SESSION}/message"),),
+    (("post", f"{SESSION}/prompt"),),
+    (("post", f"{SESSION}/wait"),),
+    (("post", f"{SESSION}/interrupt"),),
+    (("post", f"{SESSION}/agent"),),
+    (("post", f"{SESSION}/model"),),
+    (REPLY,),
+    (("post", f"{SESSION}/form/{{}}/reply"),),
+    (("post", f"{SESSION}/form/{{}}/cancel"),),
+    (("get", "/api/permission/request"),),
+    (("get", "/api/form/request"),),
+    (("get", "/api/event"),),
+    (("get", "/api/agent"),),
+    (("get", "/api/location"),),
 )
 """Calls without which no turn can run."""
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
-
-Endpoint = tuple[str, str]
-"""A method in lower case and a path, whose parameters are written ``{}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +67,33 @@ class Contract:
         """Whether the body of a call may have a field."""
         return field in self.endpoints.get((method, path), ())
 
+    def first(self, names: Names, field: str | None = None) -> Endpoint:
+        """Return the first of the names that the server has; with ``field``, that takes it.
+
+        If it has none of them, return the last: a call by that name says what is missing.
+        """
+        known = (one for one in names if one in self.endpoints)
+        return next((one for one in known if field is None or self.takes(*one, field)), names[-1])
+
+    def serves(self, method: str, path: str) -> bool:
+        """Whether the server has a call at a path in which the parameters have values."""
+        asked = path.split("/")
+        return any(one == method and _leads(name.split("/"), asked) for one, name in self.endpoints)
+
     @property
     def missing(self) -> list[str]:
         """The calls that turns need and the server does not have."""
-        return [f"{m.upper()} {path}" for m, path in NEEDED if not self.has(m, path)]
+        called = [self.first(names) for names in NEEDED]
+        return [f"{method.upper()} {path}" for method, path in called if not self.has(method, path)]
+
+
+def _leads(name: Sequence[str], asked: Sequence[str]) -> bool:
+    """Whether a path with parameters stands for another; ``*`` at its end stands for any rest."""
+    if name[-1] == "*":
+        return [*name[:-1]] == [*asked[: len(name) - 1]]
+    return len(name) == len(asked) and all(
+        one in ("{}", step) for one, step in zip(name, asked, strict=True)
+    )
 
 
 def _endpoints(paths: JsonObject, schemas: JsonObject) -> Iterator[tuple[Endpoint, frozenset[str]]]:
