@@ -14,8 +14,10 @@ import pytest
 import pytest_asyncio
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import Principal
 from opencode_a2a.log.seen import UNREAD_SECONDS
 from opencode_a2a.store.replicas import MAIL_FORMAT
+from opencode_a2a.tasks.open import OpenTasks
 from tests.support import stores
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND, PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller, stray
@@ -213,6 +215,33 @@ async def test_a_task_that_works_takes_another_message(
     assert added.id == again.id == task_id
     assert pair.opencode.texts == ["hello", "more"]
     assert (ended.state, ended.text) == ("completed", f"{ANSWER}\n\n{ANSWER}")
+
+
+async def test_a_message_for_a_task_that_ends_meanwhile_starts_one_where_that_belongs(
+    pair: Pair, here: Caller, there: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.opencode.play("permission-once")
+    asked = await there.send("run it")
+    loop, locate = asyncio.get_running_loop(), OpenTasks.locate
+
+    async def locate_late(self: OpenTasks, principal: Principal, task_id: str) -> Any:
+        with monkeypatch.context() as patch:  # only once
+            patch.setattr(OpenTasks, "locate", locate)
+            canceled = asyncio.run_coroutine_threadsafe(here.cancel(asked.id), loop)
+            await asyncio.wrap_future(canceled)
+            return await locate(self, principal, task_id)
+
+    pair.opencode.play("plain-text")
+    hold = pair.opencode.hold(count=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenTasks, "locate", locate_late)
+        next_one = await there.begin("hello", context=asked.context_id)
+    await hold.reached.wait()
+    async with asyncio.timeout(30):
+        canceled = await here.cancel(next_one.id)
+
+    assert next_one.id != asked.id
+    assert (canceled.state, canceled.history) == ("canceled", ["hello"])
 
 
 async def test_another_try_after_a_sign_in_is_taken(pair: Pair, there: Caller) -> None:

@@ -316,8 +316,13 @@ class Sending:
     async def submit(self, command: SendCommand) -> Submitted:
         """Start a task, or continue the one that the message is meant for, where that runs."""
         task_ids = await self._tasks_meant(command)
+        log = where = None
         if len(task_ids) == 1:
             log, where = await self._open.locate(command.principal, task_ids[0])
+            if where is None and command.task_id is None:
+                # The task that waited in its context has ended since: the message starts one.
+                task_ids, log = [], None
+        if log is not None:
             if command.context_id not in (None, log.ref.context_id):
                 raise InvalidParamsError.of(
                     "message.contextId", "is not the context of this task; leave it out"
@@ -326,7 +331,7 @@ class Sending:
             answerable = self._open.answerable_of_remote_tasks(command.principal)
             command = replace(command, seen=answerable)
             # The sender may go away, but a message that is stored has to take effect, and so has
-            # its webhook. If the task has ended, any replica can say so.
+            # its webhook. If the task that it names has ended, any replica can say so.
             where = where or Anywhere(self._fleet.first)
             handling = asyncio.ensure_future(self._handling.run(where, command))
             try:
