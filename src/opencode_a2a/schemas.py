@@ -5,6 +5,7 @@ take bounded time for any schema: it has no recursion, no references to other do
 patterns are matched in linear time.
 """
 
+import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ MAX_PROBLEMS = 10
 """Problems of one answer that are reported."""
 MAX_WORDS = 300
 """Characters of each problem."""
+_INDEX = re.compile("[0-9]{1,6}")
 
 
 class SchemaError(ValueError):
@@ -96,7 +98,7 @@ def _resolve(root: JsonObject, reference: str, path: tuple[str | int, ...]) -> J
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict) and name in value:
             value = value[name]
-        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             raise SchemaError("refers to what is not in the schema", path)

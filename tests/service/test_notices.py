@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from structlog.testing import capture_logs
 from opencode_a2a.app.parts import Parts
 from opencode_a2a.cli import main
 from opencode_a2a.cli.doctor import check_notices
+from opencode_a2a.clock import SHARED_CLOCK
+from opencode_a2a.cluster.mailbox import Mailbox
 from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.notices import pages
@@ -253,10 +257,12 @@ async def test_a_link_answers_its_request_once_and_nothing_else(
         Subject("in_" + one.id + "_0", row.principal, row.expires_at),
         Subject("per_unknown", row.principal, row.expires_at),
     ):
-        strange = Phone(service, notices.signer.link(subject))
-        assert "error" in await strange.show()
+        unfit = Phone(service, notices.signer.link(subject))
+        assert "error" in await unfit.show()
     another_key = Phone(service, Signer(b"another", "").link(subject_of(row)))
-    for phone in (forged, crossed, another_key, Phone(service, "#"), Phone(service, "#%00.x")):
+    in_ages = Phone(service, f"#in_{one.id}_{'f' * 3900}.x")
+    strange = (Phone(service, "#"), Phone(service, "#%00.x"), in_ages)
+    for phone in (forged, crossed, another_key, *strange):
         phone.page = second.page
         refused = await phone.show()
         assert refused == {"error": {"message": refused["error"]["message"]}}
@@ -433,27 +439,32 @@ async def test_a_tap_at_another_replica_is_too_late_alike(
         receiver = await stack.enter_async_context(receiving())
         base = receiver.url.removesuffix("/hook")
         told = [{"kind": "ntfy", "url": f"{base}/topic", "principals": ALL}]
-        made = await stack.enter_async_context(
-            cluster(
-                [opencode],
-                tmp_path,
-                "a",
-                "b",
-                A2A_NOTIFY=orjson.dumps(told).decode(),
-                A2A_PUBLIC_URL="https://agent.test",
-            )
+        made = await stack.enter_async_context(cluster([opencode], tmp_path))
+        start = partial(
+            made.start,
+            A2A_NOTIFY=orjson.dumps(told).decode(),
+            A2A_PUBLIC_URL="https://agent.test",
         )
-        owner = await made.runs("one")
-        other = next(one for one in made.replicas.values() if one is not owner)
-        person = Caller(owner)
+        await start("a")
+        person = Caller(await made.runs("one"))
         opencode.play("error-401")
         unsigned = await person.send("hello")
         opencode.play("plain-text")
         planned, dropped = [await person.send("do it", metadata=PLAN) for _ in range(2)]
-        sign_in, plan, drop = [Phone(other, url) for url in await waits(receiver, 3)]
-        for phone in (sign_in, plan, drop):
+        opencode.play("permission-once")
+        allowed = await person.send("run it")
+        urls = await waits(receiver, 4)
+        # While settings are rolled out, replicas differ.
+        other = await start("b", A2A_INTERRUPT_REQUEST_TTL_SECONDS="7200")
+        sign_in, plan, drop, permission = phones = [Phone(other, url) for url in urls]
+        for phone in phones:
             assert "page" in await phone.show()
         dropping = await drop.answer("plan.drop")
+        await person.send("yes", task=allowed.id)
+        with monkeypatch.context() as patch:  # nobody has to be asked
+            patch.delattr(Mailbox, "ask")
+            settled = await permission.answer("permission.reply", reply="reject")
+        opencode.play("plain-text")
         late = list[tuple[int, str]]()
         for task, phone, word, method in (
             (unsigned, sign_in, "now", "retry"),
@@ -474,6 +485,7 @@ async def test_a_tap_at_another_replica_is_too_late_alike(
         opencode.agents.clear()
 
     assert dropping[0] == 200
+    assert (settled[0], settled[1]["over"]["resolution"]) == (409, "once")
     assert late == [(409, "retried"), (409, "approved")]
     assert [task.state for task in ended] == ["completed", "completed", "canceled"]
     assert ended[0].history == ["hello", "now"]
@@ -548,6 +560,25 @@ async def test_a_late_answer_is_told_so_and_a_settled_request_is_not_told(
         assert shown["over"]["resolution"] == expired["over"]["resolution"] == "expired"
         assert "asked" not in shown
         assert waiting.state == "input_required"
+
+
+async def test_a_request_is_told_though_the_clock_of_this_machine_is_ahead(
+    opencode: FakeOpenCode, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    receiver.received.clear()
+    hour_ago = (time.time_ns() - time.monotonic_ns()) // 1_000_000 - 3_600_000
+    monkeypatch.setattr(SHARED_CLOCK, "ahead", hour_ago)  # as a database would have it
+    places = [{"kind": "ntfy", "url": receiver.url, "principals": ALL}]
+    changes = {"A2A_NOTIFY": orjson.dumps(places).decode()}
+    async with started(
+        opencode, tmp_path, A2A_INTERRUPT_REQUEST_TTL_SECONDS="1800", **changes
+    ) as service:
+        await Caller(service).send("hello")
+        async with asyncio.timeout(30):
+            (url,) = await waits(receiver)
+
+        assert "asked" in await Phone(service, url).show()
 
 
 async def test_nobody_is_told_in_quiet_hours(

@@ -154,7 +154,9 @@ def test_an_option_is_chosen_by_label_or_number(words: str, answers: list[list[s
     assert meaning(text(words), ask(COLOR)) == QuestionReply(answers)
 
 
-@pytest.mark.parametrize("words", ["green", "0", "4", "-1", "²", "Red, Dark blue", "99999999999"])
+@pytest.mark.parametrize(
+    "words", ["green", "0", "4", "-1", "²", "Red, Dark blue", "99999999999", "9" * 5000]
+)
 def test_what_is_no_option_is_refused_where_own_words_are_not_wanted(words: str) -> None:
     with pytest.raises(NotUnderstoodError, match="label or number"):
         meaning(text(words), ask(COLOR))

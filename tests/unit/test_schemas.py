@@ -61,6 +61,10 @@ def doubling(levels: int) -> dict[str, Any]:
         ),
         ({"type": "object", "$ref": "https://example.org/s.json"}, ("$ref",)),
         ({"type": "object", "$ref": "#/$defs/none"}, ("$ref",)),
+        *(
+            ({"type": "object", "allOf": [{"$ref": f"#/allOf/{number}"}]}, ("allOf", 0, "$ref"))
+            for number in ("1", "²", "9" * 5000)
+        ),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}}, ("properties", "a", "$ref")),
         ({"type": "object", "$dynamicRef": "#a"}, ("$dynamicRef",)),
         ({"type": "object", "description": "x" * MAX_BYTES}, ()),

@@ -1,15 +1,18 @@
 """Links that are bound to one request and its caller.
 
-A link names the request and is signed. The signature also covers the principal and the deadline,
-which are looked up, so that a link made for one request, caller or deadline fits no other. What
-becomes of a link that fits is decided by the state of its request alone: nothing has to be stored
-for it, and it ends with the request. The name and the signature stand behind a ``#``: browsers do
-not send that, so that it is in no log of a proxy, and whoever looks ahead at the link sees the same
-page for all.
+A link names the request and is signed. The signature also covers the principal and a time that is
+stored with the request, which are looked up, so that a link made for one request, caller or
+deadline fits no other. Replicas share the secret (``stored_secret``), and nothing that is signed
+depends on the settings, so that a link that one of them has sent fits at all of them. What becomes
+of a link that fits is decided by the state of its request alone: nothing has to be stored for it,
+and it ends with the request. The name and the signature stand behind a ``#``: browsers do not send
+that, so that it is in no log of a proxy, and whoever looks ahead at the link sees the same page for
+all.
 """
 
 import base64
 import hmac
+import re
 import secrets
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -41,16 +44,24 @@ class Subject:
 
     id: str
     principal: str
-    deadline: int
-    """In milliseconds since the epoch."""
+    at: int
+    """The deadline of a request, or since when a sign-in is waited for; in milliseconds since the
+    epoch."""
 
 
 SIGN_IN = "in_"
 """The beginning of the id of a sign-in, which has no request: then the task, and since when."""
+_SIGN_IN_ID = re.compile(rf"{SIGN_IN}(.+)_([0-9a-f]{{1,12}})")
 
 
 def sign_in_id(task_id: str, since: int) -> str:
     return f"{SIGN_IN}{task_id}_{since:x}"
+
+
+def load_sign_in_id(text: str) -> tuple[str, int] | None:
+    """Return the task and the time that ``sign_in_id`` was given; None if it made no such text."""
+    found = _SIGN_IN_ID.fullmatch(text)
+    return None if found is None else (found[1], int(found[2], 16))
 
 
 def sign_in_deadline(since: int, seconds: float) -> int:
@@ -85,7 +96,7 @@ class Signer:
         return hmac.compare_digest(self._sign("page", subject).encode(), token.encode())
 
     def _sign(self, purpose: str, subject: Subject) -> str:
-        parts = (purpose, subject.id, subject.principal, str(subject.deadline))
+        parts = (purpose, subject.id, subject.principal, str(subject.at))
         # No part can run into the next one.
         signed = b"".join(b"%d:%b" % (len(raw := part.encode()), raw) for part in parts)
         digest = hmac.digest(self._key, signed, "sha256")[:_BYTES]

@@ -37,7 +37,14 @@ from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.log.state import TaskState, load_request
 from opencode_a2a.messages import Message, MessageIds, Part, PromptPart, TurnRequest
-from opencode_a2a.notices.links import PAGE, SIGN_IN, Signer, Subject, sign_in_deadline, sign_in_id
+from opencode_a2a.notices.links import (
+    PAGE,
+    SIGN_IN,
+    Signer,
+    Subject,
+    load_sign_in_id,
+    sign_in_deadline,
+)
 from opencode_a2a.rights import NARROWEST, Budget, Rights
 from opencode_a2a.server.http import OrjsonResponse
 from opencode_a2a.store import interrupts
@@ -103,6 +110,8 @@ class _Linked:
     """What a link that fits leads to."""
 
     subject: Subject
+    deadline: int
+    """Until when an answer counts, in milliseconds since the epoch."""
     task_id: str
     asked: Interrupted | None
     """None for a sign-in."""
@@ -114,7 +123,7 @@ class _Linked:
     @property
     def late(self) -> bool:
         # The turn decides by a clock of its own, a moment later.
-        return self.settled is None and now_ms() >= self.subject.deadline
+        return self.settled is None and now_ms() >= self.deadline
 
     @property
     def principal(self) -> Principal:
@@ -186,19 +195,21 @@ class LinkPages:
                 "by": row.settled_by,
                 "at": timestamp(row.settled_at or now_ms()),
             }
-        return _Linked(subject, row.task_id, asked, settled)
+        return _Linked(subject, row.expires_at, row.task_id, asked, settled)
 
     async def _linked_sign_in(self, name: str) -> _Linked | None:
-        task_id, _, since = name.removeprefix(SIGN_IN).rpartition("_")
+        named = load_sign_in_id(name)
+        if named is None:
+            return None
+        task_id, since = named
         owner = await self._tasks.principal_of(task_id)
         if owner is None:
             return None
-        at = int(since, 16) if since and set(since) <= set("0123456789abcdef") else -1
-        seconds = self._settings.interrupts.interrupt_request_ttl_seconds
-        subject = Subject(sign_in_id(task_id, at), owner, sign_in_deadline(at, seconds))
+        deadline = sign_in_deadline(since, self._settings.interrupts.interrupt_request_ttl_seconds)
         status = (await self._tasks.log(owner, task_id)).state.status
         over: JsonObject = {"resolution": "retried" if not status.state.terminal else "void"}
-        return _Linked(subject, task_id, None, None if status.sign_in == at else over, at)
+        settled = None if status.sign_in == since else over
+        return _Linked(Subject(name, owner, since), deadline, task_id, None, settled, since)
 
     # Requests of the page
 
@@ -266,15 +277,22 @@ class LinkPages:
 
     async def _give(self, linked: _Linked, sent: _AnswerBody, resolution: str) -> Response:
         """Give an answer; if the request is over, say how it ended."""
+
+        def so_settled(settled: JsonObject) -> bool:
+            by_us = settled.get("by") == linked.principal or resolution == "retried"
+            return settled["resolution"] == resolution and by_us
+
         if linked.late:
             return _over(410, LATE, {"resolution": "expired"})
+        if linked.settled is not None and not so_settled(linked.settled):
+            return await self._how_it_ended(sent.link)
         given: JsonObject = {
             "resolution": resolution,
             "by": linked.principal,
             "at": timestamp(now_ms()),
         }
         if linked.asked is not None and linked.asked.type != "plan":
-            try:
+            try:  # also if it is settled: whether the answer was the same, the method knows
                 await self._answer_by_method(linked, sent)
             except (InterruptNotFoundError, InterruptExpiredError):
                 return await self._how_it_ended(sent.link)
@@ -284,9 +302,7 @@ class LinkPages:
         async with self._tasks.sending.message_locks.setdefault(copies, asyncio.Lock()):
             now = await self._linked(sent.link)
             if now is None or now.settled is not None:
-                same = now is not None and (now.settled or {}).get("resolution") == resolution
-                by_us = now is not None and (now.settled or {}).get("by") == linked.principal
-                if same and (by_us or resolution == "retried"):
+                if now is not None and now.settled is not None and so_settled(now.settled):
                     return _response({"settled": given})
                 return await self._how_it_ended(sent.link)
             try:

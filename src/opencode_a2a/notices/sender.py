@@ -7,13 +7,13 @@ end. One is repeated if the service has not got the answer that it was taken, or
 that.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from opencode_a2a.a2a.texts import TITLES
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import InterruptSettings, NoticeEntry, QuietHours, Settings
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import Principal
@@ -75,7 +75,7 @@ class NoticeSender:
         note = await self._note(row, notification, entry)
         if note is None:
             return _PASSED_OVER
-        if self._quiet is not None and (seconds := self._quiet.left(time.time())):
+        if self._quiet is not None and (seconds := self._quiet.left(now_ms() / 1000)):
             return Receipt("quiet", hold=seconds, tried=False)
         return await self.targets[entry.name].send(row.principal, note)
 
@@ -97,20 +97,22 @@ class NoticeSender:
             return None
         if isinstance(what.event, Interrupted):
             asked = await self._database.read(interrupts.find, what.event.request_id)
-            if asked is None or asked.resolution is not None or asked.expires_at <= _now():
+            if asked is None or asked.resolution is not None or asked.expires_at <= now_ms():
                 return None
             subject = Subject(asked.request_id, asked.principal, asked.expires_at)
+            deadline = asked.expires_at
             text = _asks(what.event)
         elif status.sign_in is not None:
             task = await self._database.read(tasks.load_by_number, row.task_no)
             if task is None or load_task(task).status.sign_in != status.sign_in:
                 return None
-            ends = sign_in_deadline(status.sign_in, self._interrupts.interrupt_request_ttl_seconds)
-            subject = Subject(sign_in_id(ref.id, status.sign_in), ref.principal, ends)
+            seconds = self._interrupts.interrupt_request_ttl_seconds
+            subject = Subject(sign_in_id(ref.id, status.sign_in), ref.principal, status.sign_in)
+            deadline = sign_in_deadline(status.sign_in, seconds)
             text = "The model provider refused the key; somebody has to sign in."
         else:
             return None
-        text = f"{text} Answer by {self._clock(subject.deadline)}."
+        text = f"{text} Answer by {self._clock(deadline)}."
         return Note(self._title, text, self._signer.link(subject), "See and answer", True, key)
 
     def _clock(self, at: int) -> str:
@@ -120,10 +122,6 @@ class NoticeSender:
 
     async def aclose(self) -> None:
         await self.http.aclose()
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
 
 
 def _asks(asked: Interrupted) -> str:

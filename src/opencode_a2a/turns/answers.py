@@ -510,9 +510,9 @@ def _label(text: str, question: Question) -> str | None:
     for option in question.options:
         if option.label.casefold() == text.casefold():
             return option.label
-    if text.isascii() and text.isdigit() and 0 < int(text) <= len(question.options):
-        return question.options[int(text) - 1].label
-    return None
+    numbers = {str(number): option for number, option in enumerate(question.options, 1)}
+    option = numbers.get(text.lstrip("0"))
+    return None if option is None else option.label
 
 
 def _from_data(data: JsonObject, pending: Sequence[Interrupted], seen: int) -> Meaning:
