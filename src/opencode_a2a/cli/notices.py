@@ -13,7 +13,8 @@ from opencode_a2a.config import Settings
 REMEDIES = {
     "timeout": "it does not answer; check the address, and whether a firewall is in the way",
     "unknown_host": "the host name cannot be found",
-    "unreachable": "it cannot be reached; check the address, and its certificate",
+    "unreachable": "it cannot be reached; check the address",
+    "tls": "the connection is not secure; check the address, and its certificate",
     "refused_address": "the address may not be called",
     "login_refused": "the server does not accept user name and password",
     "recipient_refused": "the server does not accept the recipient",

@@ -7,7 +7,8 @@ never logged: neither are its URL and the text of its response.
 
 import asyncio
 import smtplib
-import ssl
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
@@ -27,15 +28,19 @@ from opencode_a2a.config import (
     WebPushEntry,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.net.egress import Egress, EgressError, HostNotFoundError
+from opencode_a2a.net.egress import Egress
 from opencode_a2a.net.trust import machine_trust
 from opencode_a2a.push.loop import Receipt
-from opencode_a2a.push.sender import outcome_of
+from opencode_a2a.push.sender import post
 
 if TYPE_CHECKING:
     import httpx2
 
 _PORTS = {"tls": 465, "starttls": 587, "none": 25}
+SMTP_LIMITS = 4
+"""How long a mail may take in all, as a multiple of the time limit for one step."""
+SMTP_THREADS = 2
+"""Mails that are being sent at once; one that was given up counts until its thread ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +150,6 @@ class Http:
         token: SecretStr | None = None,
         headers: dict[str, str] | None = None,
     ) -> Receipt:
-        import httpx2
-
         from opencode_a2a.net.http import client
 
         if self._client is None:
@@ -156,21 +159,7 @@ class Http:
             sent["Content-Type"], content = "application/json", orjson.dumps(content)
         if token is not None:
             sent["Authorization"] = f"Bearer {token.get_secret_value()}"
-        try:
-            async with asyncio.timeout(self._seconds):
-                # Only the status of the response counts.
-                async with self._client.stream(
-                    "POST", url, content=content, headers=sent
-                ) as response:
-                    return outcome_of(response)
-        except (TimeoutError, httpx2.TimeoutException):
-            return Receipt("timeout", away=True)
-        except HostNotFoundError:
-            return Receipt("unknown_host", away=True)
-        except EgressError:
-            return Receipt("refused_address", away=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError):
-            return Receipt("unreachable", away=True)
+        return await post(self._client, url, content, sent, self._seconds)
 
     async def aclose(self) -> None:
         if self._client is not None:
@@ -178,11 +167,13 @@ class Http:
 
 
 class EmailTarget:
-    """Sends e-mail by SMTP, in a thread: the library of Python waits."""
+    """Sends e-mail by SMTP, in threads: the library of Python waits."""
 
     def __init__(self, entry: EmailEntry, seconds: float) -> None:
         self._entry = entry
         self._seconds = seconds
+        """How long one step may take."""
+        self._room = asyncio.Semaphore(SMTP_THREADS)
 
     async def send(self, principal: str, note: Note) -> Receipt:
         entry = self._entry
@@ -193,7 +184,9 @@ class EmailTarget:
         mail["Auto-Submitted"] = "auto-generated"
         mail.set_content(f"{note.text}\n\n{note.label}: {note.url}\n")
         try:
-            return await asyncio.to_thread(self._deliver, mail)
+            async with asyncio.timeout(SMTP_LIMITS * self._seconds):
+                await self._deliver_in_thread(mail)
+            return Receipt("ok", ok=True)
         except smtplib.SMTPAuthenticationError:
             return Receipt("login_refused")
         except smtplib.SMTPResponseException as error:
@@ -205,7 +198,34 @@ class EmailTarget:
         except (smtplib.SMTPException, OSError):
             return Receipt("unreachable", away=True)
 
-    def _deliver(self, mail: EmailMessage) -> Receipt:
+    async def _deliver_in_thread(self, mail: EmailMessage) -> None:
+        await self._room.acquire()
+        loop = asyncio.get_running_loop()
+        delivered: asyncio.Future[None] = loop.create_future()
+
+        def end(error: Exception | None) -> None:
+            self._room.release()
+            if delivered.done():  # nobody waits any more
+                return
+            if error is None:
+                delivered.set_result(None)
+            else:
+                delivered.set_exception(error)
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                self._deliver(mail)
+            except Exception as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed: the service has ended
+                loop.call_soon_threadsafe(end, error)
+
+        # Not in a pool of the loop, whose threads are waited for at the end of the process.
+        threading.Thread(target=run, name="smtp", daemon=True).start()
+        await delivered
+
+    def _deliver(self, mail: EmailMessage) -> None:
         entry, trust = self._entry, machine_trust()
         port = entry.port or _PORTS[entry.security]
         if entry.security == "tls":
@@ -218,7 +238,6 @@ class EmailTarget:
             if entry.username is not None and entry.password is not None:
                 server.login(entry.username, entry.password.get_secret_value())
             server.send_message(mail)
-        return Receipt("ok", ok=True)
 
 
 def made_of(entry: NoticeEntry, http: Http, seconds: float) -> Target:

@@ -5,10 +5,12 @@ signed with a key of ours (VAPID, RFC 8292). The address of a subscription comes
 is called by the rules for webhooks. Needs the extra ``security``.
 """
 
+import asyncio
 import hashlib
 import os
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -26,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from opencode_a2a.clock import now_ms
-from opencode_a2a.errors import InvalidParamsError, LimitExceededError
+from opencode_a2a.errors import InvalidParamsError, LimitExceededError, StoreUnavailableError
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.net.egress import Egress, EgressError, check
 from opencode_a2a.notices.targets import Http, Note
@@ -109,13 +111,15 @@ class BrowserTarget:
         If some have taken it, it is not sent again to the others: they would show it twice. If
         there are none, nobody has to be told.
         """
+        known = await self._database.read(subscriptions.of_principal, principal)
+        sent = await asyncio.gather(*(self._send(one, note) for one in known))
         outcomes = list[Receipt]()
-        for one in await self._database.read(subscriptions.of_principal, principal):
-            outcome = await self._send(one, note)
-            if outcome.name in ("http_404", "http_410"):
-                await self._database.write(subscriptions.delete, principal, one.endpoint)
-            else:
+        for one, outcome in zip(known, sent, strict=True):
+            if outcome.name not in ("http_404", "http_410"):
                 outcomes.append(outcome)
+                continue
+            with suppress(StoreUnavailableError):  # else it is forgotten with the next message
+                await self._database.write(subscriptions.delete, principal, one.endpoint)
         taken = [one for one in outcomes if one.ok]
         return (taken or outcomes or [Receipt("no_browser", ok=True, tried=False)])[0]
 

@@ -11,8 +11,8 @@ import hashlib
 import hmac
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,8 @@ TOKEN_HEADERS = ("X-A2A-Notification-Token", "A2A-Notification-Token")
 """Receivers look for one or the other."""
 TOKEN_SECONDS = 300
 """How long a token that we sign is valid."""
+CONNECTED = "http11."
+"""How the client's names begin for all that happens once it has a connection."""
 WRITTEN = "http11.send_request_body.complete"
 """What the client calls the moment in which the whole request was written to the connection."""
 _CONTENT_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
@@ -101,9 +103,7 @@ class WebhookSender:
     async def send(
         self, row: HookRow, notification: Notification, shown: Callable[[], None]
     ) -> Receipt:
-        import httpx2
-
-        from opencode_a2a.net.http import client, read
+        from opencode_a2a.net.http import client
 
         if self._http is None:  # reading the certificate authorities takes milliseconds
             self._http = client(self._rules, timeout=self._seconds)
@@ -117,34 +117,8 @@ class WebhookSender:
             "Accept-Encoding": "identity",
         }
 
-        async def trace(step: str, _: object) -> None:
-            if step == WRITTEN:
-                shown()
-
-        sent = self._http.stream(
-            "POST", row.url, content=body, headers=headers, extensions={"trace": trace}
-        )
-        try:
-            async with asyncio.timeout(self._seconds), AsyncExitStack() as stack:
-                with lookups_of(row.principal):
-                    response = await stack.enter_async_context(sent)
-                if response.is_success:
-                    with suppress(TimeoutError, httpx2.HTTPError):
-                        async with asyncio.timeout(RESPONSE_SECONDS):
-                            await read(response, RESPONSE_BYTES)
-                return outcome_of(response)
-        except (TimeoutError, httpx2.TimeoutException) as error:
-            return Receipt("timeout", away=isinstance(error, httpx2.ConnectTimeout))
-        except HostNotFoundError:
-            return Receipt("unknown_host", away=True)
-        except EgressError:
-            return Receipt("refused_address", away=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
-            cause: BaseException | None = error  # the client wraps the errors of TLS
-            while cause is not None and not isinstance(cause, ssl.SSLError):
-                cause = cause.__cause__ or cause.__context__
-            name = "unreachable" if cause is None else "tls"
-            return Receipt(name, away=isinstance(error, httpx2.ConnectError))
+        with lookups_of(row.principal):
+            return await post(self._http, row.url, body, headers, self._seconds, shown)
 
     def _proof(
         self, row: HookRow, notification: Notification, at: int, body: bytes
@@ -193,7 +167,50 @@ def _body(notification: Notification) -> bytes:
             return orjson.dumps(render.status_event(state))
 
 
-def outcome_of(response: "httpx2.Response") -> Receipt:
+async def post(
+    http: "httpx2.AsyncClient",
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    seconds: float,
+    written: Callable[[], None] = lambda: None,
+) -> Receipt:
+    """Make one request; ``written`` is called as soon as the receiver may have all of it."""
+    import httpx2
+
+    from opencode_a2a.net.http import read
+
+    reached = False
+
+    async def trace(step: str, _: object) -> None:
+        nonlocal reached
+        reached = reached or step.startswith(CONNECTED)
+        if step == WRITTEN:
+            written()
+
+    sent = http.stream("POST", url, content=body, headers=headers, extensions={"trace": trace})
+    try:
+        async with asyncio.timeout(seconds), sent as response:
+            if response.is_success:
+                with suppress(TimeoutError, httpx2.HTTPError):
+                    async with asyncio.timeout(RESPONSE_SECONDS):
+                        await read(response, RESPONSE_BYTES)
+            return _outcome_of(response)
+    # A host that is slow, or breaks off, is not away: the next notification may well arrive.
+    except (TimeoutError, httpx2.TimeoutException):
+        return Receipt("timeout", away=not reached)
+    except HostNotFoundError:
+        return Receipt("unknown_host", away=True)
+    except EgressError:
+        return Receipt("refused_address", away=True)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
+        cause: BaseException | None = error  # the client wraps the errors of TLS
+        while cause is not None and not isinstance(cause, ssl.SSLError):
+            cause = cause.__cause__ or cause.__context__
+        return Receipt("unreachable" if cause is None else "tls", away=not reached)
+
+
+def _outcome_of(response: "httpx2.Response") -> Receipt:
     """Return what the response of a receiver means."""
     status = response.status_code
     if response.is_success:

@@ -1,0 +1,135 @@
+"""The targets of notices: what becomes of one that is slow, away, or wants no more."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from opencode_a2a.config import EmailEntry
+from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.net.egress import Egress
+from opencode_a2a.notices import targets
+from opencode_a2a.notices.targets import EmailTarget, Http, Note
+from opencode_a2a.notices.webpush import BrowserTarget, encode, point
+from opencode_a2a.push.loop import Receipt
+from opencode_a2a.store import subscriptions
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.subscriptions import SubscriptionRow
+from tests.support.receiver import Receiver, receiving
+
+pytestmark = pytest.mark.asyncio
+
+NOTE = Note("title", "text", "https://agent.test/link", "See", urgent=True, key="key-1")
+BRIEF = 0.3
+
+
+async def test_a_server_that_is_slow_is_there_and_one_that_takes_no_connection_is_away() -> None:
+    http = Http(BRIEF)
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # until further ones are dropped unanswered
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with receiving() as slow:
+            slow.gate.clear()
+            outcomes = [
+                await http.post(url, {})
+                for url in (slow.url, f"http://127.0.0.1:{full.getsockname()[1]}")
+            ]
+            slow.gate.set()
+    await http.aclose()
+
+    assert outcomes == [Receipt("timeout"), Receipt("timeout", away=True)]
+
+
+async def test_a_mail_server_that_never_ends_a_step_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "SMTP_LIMITS", 1)
+    given_up, closed = asyncio.Event(), asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 ready\r\n")
+        await reader.readline()
+        while not given_up.is_set():  # each line is in time
+            writer.write(b"250-more\r\n")
+            await asyncio.sleep(BRIEF / 10)
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    entry = EmailEntry.model_validate(
+        {
+            "kind": "email",
+            "server": "127.0.0.1",
+            "port": port,
+            "security": "none",
+            "sender": "agent@example.org",
+            "to": ["me@example.org"],
+        }
+    )
+    async with server, asyncio.timeout(30):
+        outcome = await EmailTarget(entry, BRIEF).send("", NOTE)
+        threads = [one for one in threading.enumerate() if one.name == "smtp"]
+        given_up.set()
+        await closed.wait()
+
+    assert outcome == Receipt("timeout", away=True)
+    assert all(one.daemon for one in threads)  # a process that ends does not wait for it
+
+
+@asynccontextmanager
+async def browsers(*receivers: Receiver) -> AsyncGenerator[tuple[Database, BrowserTarget]]:
+    """A person who has subscribed a browser at each of these push services."""
+    async with Database("sqlite://") as database:
+        rules = Egress((), allow_private=True)
+        target = BrowserTarget(b"secret", "mailto:me@example.org", database, rules, 30.0)
+        key = encode(point(ec.generate_private_key(ec.SECP256R1()).public_key()))
+        for receiver in receivers:
+            row = SubscriptionRow(receiver.url, "me", key, encode(b"0" * 16), 0)
+            await database.write(subscriptions.put, row, 20)
+        yield database, target
+        await target.aclose()
+
+
+async def test_a_browser_that_wants_no_more_is_no_reason_to_tell_the_others_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        receiving() as gone,
+        receiving() as there,
+        browsers(gone, there) as (database, target),
+    ):
+        gone.answers += [(410, {}), (410, {})]
+
+        async def away(*_: object) -> None:
+            raise StoreUnavailableError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "write", away)
+            first = await target.send("me", NOTE)
+        second = await target.send("me", NOTE)
+        third = await target.send("me", NOTE)
+
+    assert (first, second, third) == (Receipt("ok", ok=True),) * 3
+    assert (len(there.received), len(gone.received)) == (3, 2)
+
+
+async def test_a_browser_whose_push_service_hangs_holds_up_no_other() -> None:
+    async with receiving() as hangs, receiving() as there, browsers(hangs, there) as (_, target):
+        hangs.gate.clear()
+        there.asked = hangs.gate.set  # it answers once the other was told
+        async with asyncio.timeout(20):
+            outcome = await target.send("me", NOTE)
+
+    assert outcome == Receipt("ok", ok=True)
+    assert len(hangs.received) == len(there.received) == 1
