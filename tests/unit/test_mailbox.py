@@ -409,6 +409,59 @@ async def test_what_cannot_be_done_again_may_have_been_done(offices: Offices) ->
     assert (c.asked, await a.mail()) == ([], [])
 
 
+class Begun:
+    """A call that begins at an office, and never ends there."""
+
+    def __init__(self, office: Office) -> None:
+        self.began = asyncio.Event()
+        self.fleet = fleet_of(office.database, owned=True)
+        apart, text = Mailbox(office.database, list), TypeAdapter(str)  # that of the office runs
+        self.call = OwnerCall(apart, "run", self.fleet, self._run, lambda: text, lambda: text)
+        office.mailbox.handlers |= apart.handlers
+        apart.ask = office.mailbox.ask
+
+    async def _run(self, _: Member, given: str) -> str:
+        self.began.set()
+        await asyncio.Event().wait()
+        return given
+
+    async def given_up(self, asking: "asyncio.Task[str]") -> str:
+        """Give the OpenCode up once it has begun; return what the caller is told."""
+        async with asyncio.timeout(60):
+            await self.began.wait()
+            await self.fleet.first.let_go()
+            with pytest.raises(UpstreamUnreachableError) as raised:
+                await asking
+        return raised.value.message
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.3])
+async def test_what_an_owner_began_before_it_was_given_up_may_have_been_done(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    a, b, _ = offices
+    here, there = Begun(a), Begun(b)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 2.0)
+    await b.own("x")
+    asking = asyncio.create_task(here.call.ask("x", "hi"))
+    await there.began.wait()
+    b.mine.clear()
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", patience)  # too late at once, or later
+
+    assert await there.given_up(asking) == UNSURE
+
+
+async def test_what_began_here_before_it_was_given_up_may_have_been_done(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, _ = offices
+    here = Begun(a)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    running = asyncio.create_task(here.call.run(Here(here.fleet.first), "hi"))
+
+    assert await here.given_up(running) == UNSURE
+
+
 async def test_the_one_who_asked_can_become_the_owner(offices: Offices) -> None:
     a, _, _ = offices
     asking = asyncio.create_task(a.ask("x"))

@@ -63,9 +63,11 @@ class MovedError(Exception):
     Nothing was done for the call, or it can be done again. ``OwnerCall`` takes it there.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *, begun: bool = False) -> None:
+        """``begun`` says that some of the call may have been done."""
         super().__init__(upstream)
         self.upstream = upstream
+        self.begun = begun
 
 
 class Member:
@@ -103,6 +105,8 @@ class Member:
         """
         if not self.owned:
             raise MovedError(self.name)
+        # A timeout without a limit of its own, which ``let_go`` sets to now: a cancel that can be
+        # told apart from one of the caller's.
         holder = asyncio.timeout(None)
         try:
             async with holder:
@@ -112,7 +116,7 @@ class Member:
             if not holder.expired():
                 raise
             if repeatable:
-                raise MovedError(self.name) from None
+                raise MovedError(self.name, begun=True) from None
             raise UpstreamUnreachableError(UNSURE) from None
         finally:
             self._holders.discard(holder)

@@ -123,17 +123,22 @@ class Mailbox:
             raise RuntimeError(f"the call {kind} is declared after the mailbox began to run")
         self.handlers[kind] = handler
 
-    async def ask(self, upstream: str, kind: str, body: bytes, *, repeatable: bool) -> bytes:
+    async def ask(
+        self, upstream: str, kind: str, body: bytes, *, repeatable: bool, begun: bool = False
+    ) -> bytes:
         """Forward a call to the owner of an OpenCode; return its reply, or raise what it raised.
 
-        ``repeatable`` says that it does no harm to carry the call out twice.
+        ``repeatable`` says that it does no harm to carry the call out twice, ``begun`` that it was
+        begun here, and may have been done.
         """
         me, began = self._database.replica, time.monotonic()
         if me is None:
             raise UpstreamUnreachableError(NOBODY)
         if not self._database.census.reads_mail(upstream):
             raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
-        no = await self._database.write(mail.send, upstream, me, kind, body, again=repeatable)
+        no = await self._database.write(
+            mail.send, upstream, me, kind, body, again=repeatable, begun=begun
+        )
         reply = asyncio.get_running_loop().create_future()
         self._waiting[no] = _Waiting(reply, began, began + PATIENCE_SECONDS)
         self._database.notify("m")
@@ -143,9 +148,9 @@ class Mailbox:
             found = await reply
             outcome = "done" if found.startswith(_DONE) else "refused"
         except TimeoutError:
-            collected = await self._database.write(mail.delete, no)
-            outcome = "broken" if collected else "nobody"
-            raise UpstreamUnreachableError(UNSURE if collected else NOBODY) from None
+            begun = await self._database.write(mail.delete, no)
+            outcome = "broken" if begun else "nobody"
+            raise UpstreamUnreachableError(UNSURE if begun else NOBODY) from None
         finally:
             del self._waiting[no]
             metrics.MAIL_SECONDS.labels(outcome).observe(time.monotonic() - began)
@@ -229,14 +234,14 @@ class Mailbox:
                 raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
             reply = _DONE + await handler(row.upstream, row.body)
         except MovedError as moved:
-            upstream = moved.upstream
+            upstream, begun = moved.upstream, row.begun or moved.begun
             await asyncio.sleep(RETURN_SECONDS)
             if await self._database.write_until_stored(
-                mail.give_back, row.no, me, upstream, PATIENCE_SECONDS
+                mail.give_back, row.no, me, upstream, PATIENCE_SECONDS, begun=begun
             ):
                 self._database.notify("m")
                 return
-            reply = _FAILED + dump_error(UpstreamUnreachableError(NOBODY))
+            reply = _FAILED + dump_error(UpstreamUnreachableError(UNSURE if begun else NOBODY))
         except ServiceError as error:
             reply = _FAILED + dump_error(error)
         except Exception:
@@ -332,20 +337,11 @@ class OwnerCall(Generic[A, R]):
         self._arguments = cache(arguments)
         self._result = cache(result)
         self._repeatable = repeatable
-
-        async def carry_out(upstream: str, body: bytes) -> bytes:
-            try:
-                loaded = self._arguments().validate_json(body)
-            except ValidationError:  # its text has the values, and may have a secret
-                raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY) from None
-            member = fleet.members[upstream]
-            async with member.hold(repeatable=repeatable(loaded)):
-                return self._result().dump_json(await handler(member, loaded))
-
-        mailbox.register(kind, carry_out)
+        mailbox.register(kind, self._carry_out)
 
     async def run(self, where: Where, arguments: A) -> R:
         """Run the call where it belongs."""
+        begun = False
         while not isinstance(where, There):
             held = nullcontext()
             if isinstance(where, Here):
@@ -354,13 +350,26 @@ class OwnerCall(Generic[A, R]):
                 async with held:
                     return await self._handler(where.member, arguments)
             except MovedError as moved:
-                where = self._fleet.where(moved.upstream)
-        return await self.ask(where.upstream, arguments)
+                where, begun = self._fleet.where(moved.upstream), begun or moved.begun
+        return await self.ask(where.upstream, arguments, begun=begun)
 
-    async def ask(self, upstream: str, arguments: A) -> R:
+    async def _carry_out(self, upstream: str, body: bytes) -> bytes:
+        """Run a call that another replica has sent (``ask``), as ``run`` does for one of our own.
+
+        If the OpenCode is not owned here any more, ``Mailbox`` gives the call back.
+        """
+        try:
+            arguments = self._arguments().validate_json(body)
+        except ValidationError:  # its text has the values, and may have a secret
+            raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY) from None
+        member = self._fleet.members[upstream]
+        async with member.hold(repeatable=self._repeatable(arguments)):
+            return self._result().dump_json(await self._handler(member, arguments))
+
+    async def ask(self, upstream: str, arguments: A, *, begun: bool = False) -> R:
         """Have the owner of an OpenCode run the call, whoever that is."""
         body, again = self._arguments().dump_json(arguments), self._repeatable(arguments)
-        reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=again)
+        reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=again, begun=begun)
         try:
             return self._result().validate_json(reply)
         except ValidationError:

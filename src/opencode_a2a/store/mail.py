@@ -22,6 +22,8 @@ class MailRow:
     upstream: str
     kind: str
     body: bytes
+    begun: bool
+    """Whether an earlier owner began it, and gave the OpenCode up."""
 
     def __repr__(self) -> str:
         return f"MailRow({self.no}, {self.kind})"
@@ -39,6 +41,9 @@ class SentRow:
     """Whether the replica that collected it is gone, and no other may carry it out again."""
 
 
+_ONCE, _REPEATABLE, _BEGUN = 0, 1, 2
+"""The values of ``again``: a call is run once at most, may be run again, or was begun already and
+may be run again."""
 _SEND = Prepared(
     "INSERT INTO mail (upstream, sender, again, kind, body, at)"
     " VALUES (:upstream, :sender, :again, :kind, :body, clock_timestamp()) RETURNING no"
@@ -50,18 +55,19 @@ _FREE = """FROM mail m
   JOIN replicas s ON s.no = m.sender AND s.gone IS NULL AND s.format <= :format
   LEFT JOIN replicas t ON t.no = m.taker
  WHERE m.upstream = ANY(:upstreams) AND m.reply IS NULL
-   AND (m.taker IS NULL OR (m.again = 1 AND (t.no IS NULL OR t.gone IS NOT NULL)))"""
+   AND (m.taker IS NULL OR (m.again > 0 AND (t.no IS NULL OR t.gone IS NOT NULL)))"""
 _WAITS = Prepared(f"SELECT EXISTS (SELECT 1 {_FREE})")
 _COLLECT = Prepared(
     "UPDATE mail SET taker = :me WHERE no IN"  # noqa: S608 - constants
     f" (SELECT m.no {_FREE} ORDER BY m.no FOR UPDATE OF m SKIP LOCKED)"
-    " RETURNING no, upstream, kind, body"
+    f" RETURNING no, upstream, kind, body, again = {_BEGUN}"
 )
 _STORE_REPLY = Prepared(
     "UPDATE mail SET reply = :reply, body = '' WHERE no = :no AND taker = :me RETURNING no"
 )
 _RETURN = Prepared(
-    "UPDATE mail SET taker = NULL, upstream = :upstream WHERE no = :no AND taker = :me"
+    "UPDATE mail SET taker = NULL, upstream = :upstream, again = greatest(again, :again)"
+    " WHERE no = :no AND taker = :me"
     " AND at > clock_timestamp() - :seconds * interval '1 second' RETURNING no"
 )
 _SENT = Prepared(
@@ -69,7 +75,9 @@ _SENT = Prepared(
     " m.taker IS NOT NULL AND (t.no IS NULL OR t.gone IS NOT NULL) AND m.again = 0"
     " FROM mail m LEFT JOIN replicas t ON t.no = m.taker WHERE m.no = ANY(:numbers)"
 )
-_DELETE = Prepared("DELETE FROM mail WHERE no = :no RETURNING taker IS NOT NULL")
+_DELETE = Prepared(
+    f"DELETE FROM mail WHERE no = :no RETURNING taker IS NOT NULL OR again = {_BEGUN}"  # noqa: S608 - a constant
+)
 _FORGET = Prepared(
     "DELETE FROM mail m WHERE (sender = :me AND no <> ALL(:numbers)"
     " AND at < clock_timestamp() - interval '1 minute') OR (NOT EXISTS"
@@ -80,14 +88,23 @@ _FORGET = Prepared(
 
 
 def send(
-    connection: Connection, upstream: str, sender: int, kind: str, body: bytes, *, again: bool
+    connection: Connection,
+    upstream: str,
+    sender: int,
+    kind: str,
+    body: bytes,
+    *,
+    again: bool,
+    begun: bool = False,
 ) -> int:
     """Send a call to the owner of an OpenCode; return the number of the mail.
 
     With ``again``, a new owner may carry it out once more if the one that collected it is gone.
+    ``begun`` says that the sender was the owner, and began it.
     """
-    values = {"upstream": upstream, "sender": sender, "kind": kind, "body": body}
-    no: int = _SEND.run(connection, {**values, "again": int(again)}).fetchone()[0]
+    how = _BEGUN if begun else _REPEATABLE if again else _ONCE
+    values = {"upstream": upstream, "sender": sender, "kind": kind, "body": body, "again": how}
+    no: int = _SEND.run(connection, values).fetchone()[0]
     return no
 
 
@@ -113,9 +130,12 @@ def store_reply(connection: Connection, no: int, me: int, reply: bytes) -> bool:
     return found is not None
 
 
-def give_back(connection: Connection, no: int, me: int, upstream: str, seconds: float) -> bool:
+def give_back(
+    connection: Connection, no: int, me: int, upstream: str, seconds: float, *, begun: bool
+) -> bool:
     """Give back a mail that was not carried out, to the owner of an OpenCode; False if too old."""
-    values = {"no": no, "me": me, "upstream": upstream, "seconds": seconds}
+    again = _BEGUN if begun else _ONCE  # the greater of this and what it is counts
+    values = {"no": no, "me": me, "upstream": upstream, "seconds": seconds, "again": again}
     return _RETURN.run(connection, values).fetchone() is not None
 
 
@@ -125,7 +145,7 @@ def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
 
 
 def delete(connection: Connection, no: int) -> bool:
-    """Delete a mail whose sender no longer waits; return whether a replica had collected it."""
+    """Delete a mail whose sender no longer waits; return whether a replica may have begun it."""
     found = _DELETE.run(connection, {"no": no}).fetchone()
     return found is not None and bool(found[0])
 

@@ -306,7 +306,9 @@ mail = sa.Table(
     sa.Column("upstream", Text, nullable=False, comment="the OpenCode whose owner is called"),
     sa.Column("sender", Number, nullable=False, comment="the replica that waits for the reply"),
     sa.Column("taker", Number, comment="the replica that runs the call"),
-    sa.Column("again", sa.Integer, nullable=False, comment="1: a new owner may run it once more"),
+    sa.Column(
+        "again", sa.Integer, nullable=False, comment="1 and 2: a new owner may run it once more"
+    ),
     sa.Column("kind", Text, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("reply", sa.LargeBinary),
