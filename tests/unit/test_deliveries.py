@@ -15,6 +15,8 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from structlog.testing import capture_logs
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.cluster.fleet import Fleet, Member
@@ -287,6 +289,32 @@ async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stor
 
 
 @pytest.mark.requirement("I21")
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_webhook_counts_as_set_if_its_transaction_was_committed(*, commits: bool) -> None:
+    async with desk() as it:
+        log = await it.task(push=None)
+        message = Message("m-next", "user", [Part("text", text="yes")])
+        request = TurnRequest((PromptPart(text="yes"),), MessageId("msg_2"))
+        command = SendCommand(Principal("ann"), message, request, push=CONFIG)
+        task = it.tasks.open.get(log.ref.id)
+        assert task is not None
+        recording = it.tasks.sending._recording(command, task)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - an answer that cannot be stored
+        with capture_logs() as records, suppress(StoreUnavailableError):
+            async with recording as write:
+
+                def store(connection: Connection) -> None:
+                    write(connection)
+                    if not commits:
+                        raise SQLAlchemyError("the disk is full")
+
+                await it.database.write(store)
+                raise StoreUnavailableError  # of something that comes later
+        found = await it.webhooks.of_task(log)
+
+    assert len(found) == commits
+    assert [one["event"] for one in records].count("webhook set") == commits
+
+
 async def test_webhooks_wait_together_for_a_receiver_that_is_away() -> None:
     async with desk(SLOW) as it:
         it.sent.outcome = Receipt("unreachable", away=True)
@@ -393,6 +421,39 @@ async def test_at_a_stop_what_is_being_sent_is_finished_and_what_waits_is_left_t
         assert held[0] is not None
         assert await claims(waiting) == (None, None)
         assert [(one.state, one.acked) for one in await it.webhooks.of_task(log)] == [("done", 2)]
+
+
+@pytest.mark.requirement("I21")
+async def test_a_stop_while_webhooks_are_claimed_leaves_no_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claimed, claim = asyncio.Event(), module.webhooks.claim
+
+    def note_claim(*args: Any) -> list[HookRow]:
+        found = claim(*args)
+        it.running[1].get_loop().call_soon_threadsafe(claimed.set)
+        return found
+
+    async with desk() as it:
+        write = it.database.write
+
+        async def write_slowly(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            found = await write(fn, *args, **kwargs)
+            if fn is note_claim:
+                await asyncio.sleep(60)
+            return found
+
+        monkeypatch.setattr(module.webhooks, "claim", note_claim)
+        monkeypatch.setattr(it.database, "write", write_slowly)
+        log = await it.task()
+        await log.append([DONE])
+        await claimed.wait()
+        _, deliveries = it.running
+        deliveries.cancel()
+        await asyncio.wait([deliveries])
+        query = sa.select(table.c.claimed_by).where(table.c.task_no == log.no)
+
+        assert await it.database.read(lambda one: one.scalar(query)) is None
 
 
 async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other() -> None:

@@ -324,11 +324,11 @@ class Deliveries:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if any(task.cancelled() for task in running):
-            with suppress(StoreUnavailableError, TimeoutError):  # until this replica is gone
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._database.write(webhooks.release_all, me)
-                self._database.notify("w")
+        # Always: this may have been stopped in ``_claim``, after a claim was written.
+        with suppress(StoreUnavailableError, TimeoutError):  # until this replica is gone
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._database.write(webhooks.release_all, me)
+            self._database.notify("w")
 
     async def _find_retries(self, me: int | None) -> None:
         """Find what another replica was asked to retry, while this one waits for its receiver."""

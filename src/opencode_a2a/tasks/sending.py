@@ -782,7 +782,7 @@ class Sending:
             yield in_same_commit
         finally:  # it is stored, too, with an answer that OpenCode does not take now
             for webhook in filter(None, stored):
-                self._webhooks.note_set(webhook, log.ref)
+                await self._webhooks.note_if_stored(webhook, log)
 
     def _check_place(self, routing: Routing, task: OpenTask) -> None:
         """Refuse a message that names another place than its task runs in."""

@@ -7,6 +7,7 @@ by ``Database.notify`` in other replicas.
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -16,7 +17,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.config import PushSettings
-from opencode_a2a.errors import LimitExceededError, TaskNotFoundError
+from opencode_a2a.errors import LimitExceededError, StoreUnavailableError, TaskNotFoundError
 from opencode_a2a.ids import Principal
 from opencode_a2a.log.log import ReadableLog
 from opencode_a2a.log.state import TaskRef
@@ -102,7 +103,7 @@ class Webhooks:
         """Return the write that stores a webhook with a message on an existing task.
 
         The webhook is sent the changes after the message. The write returns the webhook if it is
-        new: call ``note_set`` once it is committed. It raises nothing, since the same transaction
+        new: call ``note_if_stored`` afterwards. It raises nothing, since the same transaction
         stores entries of other tasks: call ``check_limits`` before.
         """
         acked = log.state.last_change
@@ -120,6 +121,15 @@ class Webhooks:
         host = urlsplit(row.url).hostname
         AUDIT.info("webhook set", principal=row.principal, task_id=ref.id, host=host)
         self._database.dispatch("w")
+
+    async def note_if_stored(self, row: HookRow, log: ReadableLog) -> None:
+        """Take note of a webhook, unless the transaction that wrote it has failed.
+
+        If the database is unreachable, nobody knows; the webhook is served all the same.
+        """
+        with suppress(StoreUnavailableError):
+            if any(one.key == row.key for one in await self.of_task(log)):
+                self.note_set(row, log.ref)
 
     async def check_limits(self, log: ReadableLog, config: PushConfig) -> None:
         """Raise LimitExceededError if a message may not bring this webhook to its task."""
