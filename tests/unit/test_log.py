@@ -15,10 +15,12 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opencode_a2a.clock import Lease
 from opencode_a2a.cluster.fleet import Fleet, Member, MovedError
 from opencode_a2a.config import LimitSettings, PushSettings, UpstreamEntry
 from opencode_a2a.errors import (
     LimitExceededError,
+    TaskUnreadableError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
@@ -50,7 +52,7 @@ from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.schema import tasks
+from opencode_a2a.store.schema import entries, tasks
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.sending import SendCommand
@@ -310,6 +312,41 @@ async def test_one_huge_text_is_written_in_pieces(reads: bool) -> None:
     assert sum(stored) == len(huge)
     assert max(stored[1:]) < 2 * BATCH_BYTES  # how large they are is known with the first
     assert max(map(len, offered), default=0) < len(grown)
+
+
+async def test_a_log_that_lacks_a_row_cannot_be_read() -> None:
+    async with office() as desk, asyncio.timeout(60):
+        log = await desk.task()
+        for part in range(4):
+            log.append_now([grew(str(part), opens=part == 0)])
+            await log.append([Started()])  # stores it
+        lost = entries.delete().where(entries.c.task_no == log.no, entries.c.first_seq == 4)
+        await desk.database.write(lambda connection: connection.execute(lost))
+
+        with pytest.raises(TaskUnreadableError):
+            await desk.stored(log)
+
+
+async def test_without_the_lease_nothing_is_shown_that_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with office() as desk, asyncio.timeout(60):
+        log, submit = await desk.task(), desk.database.submit
+
+        def text_follows(*args: Any) -> Any:
+            patch.setattr(desk.database, "submit", submit)
+            log.append_now([grew("not stored yet", opens=True)])
+            return submit(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Lease, "held", False)
+            patch.setattr(desk.database, "submit", text_follows)
+            await log.append([Started()])
+            shown = log.after(1) or []
+        await desk.writer.commit()
+
+        assert [entry.event for entry in shown] == [Started()]
+        assert len(log.after(1) or []) == 2
 
 
 async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:

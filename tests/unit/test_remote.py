@@ -63,6 +63,9 @@ def grew(text: str, *, opens: bool = False) -> TextGrew:
     return TextGrew(MessageId("msg_1"), "prt_1", text, opens)
 
 
+GREW = orjson.dumps([(1, "TextGrew", grew("after a gap"))])
+
+
 class Both:
     """A database, in which one side writes logs and the other reads them."""
 
@@ -482,15 +485,18 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         assert (unread, own.seen.newest) == (0, 1)
 
 
-async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unreadable", [(2, 2, b"{"), (3, 3, GREW)], ids=["damaged", "one lost"])
+async def test_a_log_that_cannot_be_read_ends_its_readers_alone(
+    tmp_path: Path, unreadable: tuple[int, int, bytes]
+) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         bad, bad_row = await sides.task("bad")
         readers = [LogReader(await sides.remote.log(one), Cursor(1)) for one in (row, bad_row)]
         good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
         await asyncio.sleep(0)
-        unreadable = Segment(bad.no, 2, 2, b"{")
-        await sides.database.write(task_rows.append, [unreadable], [])
+        segment = Segment(bad.no, *unreadable)
+        await sides.database.write(task_rows.append, [segment], [])
 
         sides.database.notify(f"l,{bad.no},x,,{log.no}")
         with pytest.raises(StreamEndedError) as ended:
@@ -504,7 +510,7 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
 async def test_more_than_is_read_at_once_is_read_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "SEGMENTS", 3)
+    monkeypatch.setattr(remote_module, "TAIL_SEGMENTS", 3)
     monkeypatch.setattr(remote_module, "LOGS", 4)
     async with both(tmp_path) as sides:
         tasks = [await sides.task(str(number)) for number in range(6)]

@@ -292,8 +292,10 @@ class ReadableLog:
     def mark_stored(self, seq: int) -> None:
         """Note that the log is stored up to an entry, and show the entries that waited for it."""
         before, self._stored = self._stored, seq
-        # Entries after the last firm one may be shown before they are stored.
-        self._show(self.state.seq if self._firm <= seq else seq)
+        # Entries after the last firm one may be shown before they are stored, but not without the
+        # lease: see ``append_now``.
+        ahead = self._firm <= seq and self.database.lease.held
+        self._show(self.state.seq if ahead else seq)
         if self.readers_of_stored:
             entries = self._tail[before + 1 - self._tail_seq : seq + 1 - self._tail_seq]
             for reader in self.readers_of_stored:

@@ -41,8 +41,8 @@ RETRY_SECONDS = 0.25
 LOOKED, TOLD, ASKED = "looked", "told", "asked"
 """Why a query is made: by the clock, by a notification, for a caller. Metrics count them apart, and
 one by the clock also looks for stored entries that disappeared."""
-SEGMENTS = 1_000
-"""Segments (stored runs of entries) that one query reads."""
+TAIL_SEGMENTS = 1_000
+"""Segments that one query reads, of all the logs that it is about."""
 LOGS = 500
 """Logs that one query is about."""
 
@@ -73,10 +73,13 @@ class RemoteLog(ReadableLog):
         self.mark_stored(self.state.seq)
 
     def extend_by(self, segment: Segment) -> int | None:
-        """Append a segment unless its entries are here already; return the time of the first."""
+        """Append a segment unless its entries are here already; return the time of the first.
+
+        Two queries that run at the same time may both return it.
+        """
         if segment.first_seq <= self.state.seq:
             return None
-        events = load_segment(segment)
+        events = load_segment(segment, self.state.seq)
         self.extend(events)
         self.last = segment
         return events[0][0]
@@ -229,8 +232,8 @@ class RemoteLogs:
             if again:
                 after |= {no: last.first_seq - 1 for no, last in known.items()}
             metrics.TAIL_QUERIES.labels(cause).inc()
-            found = await self.database.read(task_rows.load_tails, after, SEGMENTS)
-            whole = len(found) < SEGMENTS
+            found = await self.database.read(task_rows.load_tails, after, TAIL_SEGMENTS)
+            whole = len(found) < TAIL_SEGMENTS
             if again and whole:
                 for no in known.keys() - {last.task_no for last in {*known.values()} & {*found}}:
                     # After a failover the database can lack what the one before had committed.
@@ -258,11 +261,11 @@ class RemoteLogs:
         while True:
             metrics.TAIL_QUERIES.labels(ASKED).inc()
             segments = await self.database.read(
-                task_rows.load_segments, log.no, log.state.seq + 1, SEGMENTS
+                task_rows.load_segments, log.no, log.state.seq + 1, TAIL_SEGMENTS
             )
             for segment in segments:
                 log.extend_by(segment)
-            if len(segments) < SEGMENTS:
+            if len(segments) < TAIL_SEGMENTS:
                 return
 
     # Keeping

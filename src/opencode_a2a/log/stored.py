@@ -27,21 +27,25 @@ from opencode_a2a.store.tasks import Segment, TaskRow
 
 logger = structlog.get_logger(__name__)
 
-SEGMENTS = 200
-"""Rows of a stored log that are read at once."""
+REPLAY_SEGMENTS = 200
+"""Segments (rows of a stored log, with entries that follow one another) that are read at once."""
 
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError)
 """What goes wrong when a stored value is read that is not what was written."""
 
 
-def load_segment(segment: Segment) -> list[tuple[int, LogEvent]]:
-    """Return (time in ms, event) of each entry; raise TaskUnreadableError if one is missing."""
+def load_segment(segment: Segment, after: int) -> list[tuple[int, LogEvent]]:
+    """Return (time in ms, event) of each entry of the segment that follows an entry.
+
+    Raise TaskUnreadableError if an entry is missing, in it or before it: with the numbers of those
+    that follow, what was shown would be shown again.
+    """
     try:
         events = load_entries(segment.data)
     except DAMAGED:
         events = []
-    if len(events) != segment.last_seq - segment.first_seq + 1:
+    if (segment.first_seq, segment.last_seq) != (after + 1, after + len(events)):
         logger.error("part of a log could not be read", task_no=segment.task_no)
         raise TaskUnreadableError
     return events
@@ -64,12 +68,12 @@ class Replay:
                 task_rows.load_segments, self._no, self.state.seq + 1, self._most
             )
             size = sum(len(segment.data) for segment in segments)
-            fitting = len(segments) * BATCH_BYTES // size if size else SEGMENTS
-            self._most = max(1, min(SEGMENTS, fitting, 2 * self._most))
+            fitting = len(segments) * BATCH_BYTES // size if size else REPLAY_SEGMENTS
+            self._most = max(1, min(REPLAY_SEGMENTS, fitting, 2 * self._most))
             entries = [
                 self.state.apply(event, at)
                 for segment in segments
-                for at, event in load_segment(segment)
+                for at, event in load_segment(segment, self.state.seq)
             ]
             wanted = [entry for entry in entries if entry.seq > after]
             if wanted or not segments:
