@@ -28,7 +28,7 @@ from opencode_a2a.cluster.mailbox import (
     dump_error,
     load_error,
 )
-from opencode_a2a.config import OpenCodeSettings, UpstreamEntry, load
+from opencode_a2a.config import UpstreamEntry, load
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     BudgetExhaustedError,
@@ -717,7 +717,6 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
         WorkspaceRoot.__new__(WorkspaceRoot),
         tasks,
         Webhooks.__new__(Webhooks),
-        OpenCodeSettings(),
         fetch,
     )
     Dispatcher(EXTENSIONS, deps, load({}, {"A2A_ENABLE_SESSION_SHELL": "true"}))
@@ -771,7 +770,6 @@ async def test_a_method_that_changes_something_is_run_by_the_owner(offices: Offi
         WorkspaceRoot(None, allow_override=False),
         tasks,
         Webhooks.__new__(Webhooks),
-        OpenCodeSettings(),
         fetch,
     )
     settings = load({}, {"A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})

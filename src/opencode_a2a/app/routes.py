@@ -32,7 +32,6 @@ def method_dispatcher(settings: Settings, parts: Parts) -> Dispatcher:
         workspace=parts.workspace,
         tasks=parts.tasks,
         webhooks=parts.webhooks,
-        defaults=settings.opencode,
         fetch=Fetcher(settings.a2a, Egress(lookups=parts.sender.lookups)),
     )
     return Dispatcher(EXTENSIONS, deps, settings)

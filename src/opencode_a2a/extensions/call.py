@@ -14,7 +14,7 @@ from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.cluster.fleet import Anywhere, Fleet, Here, Member, Where
-from opencode_a2a.config import OpenCodeSettings
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     InvalidParamsError,
     ServiceError,
@@ -61,7 +61,6 @@ class Deps:
     workspace: WorkspaceRoot
     tasks: TaskService
     webhooks: Webhooks
-    defaults: OpenCodeSettings
     fetch: Fetch
     catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(
         default_factory=dict[Location, tuple[float, ProviderCatalogue]]
@@ -112,6 +111,11 @@ class Call:
     def rights(self) -> Rights:
         """The rights of the credential, narrowed to the profile that the call names."""
         return self.caller.rights & PROFILES[self.params.place.profile or "auto"]
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, as they apply to the OpenCode of the call."""
+        return self.member.turns.settings
 
     @property
     def opencode(self) -> Driver:

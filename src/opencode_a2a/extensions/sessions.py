@@ -370,7 +370,7 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
         {"request.model": params.request.model}
         | {f"{field}.model": part.model for field, part in subtasks.items()},
     )
-    prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
+    prompt = await params.request.prompt(session_id, call.settings.opencode, call.deps.fetch)
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
         async with call.giving_work(session, prompt.agent, prompt.tools) as agent:
@@ -439,7 +439,7 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
     reads. Those are the author's to choose: arguments cannot add any.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
+    wanted = await params.request.call(session_id, call.settings.opencode, call.deps.fetch)
     known = {one.name: one for one in await call.opencode.command_sources(at=at)}
     source = known.get(wanted.command)
     if source is None:
@@ -665,8 +665,8 @@ async def _model(call: Call, session: wire.Session) -> ModelRef:
     """Return the model that the next turn of a session would use."""
     if session.model is not None:
         return session.model
-    if call.deps.defaults.model is not None:
-        return call.deps.defaults.model
+    if call.settings.opencode.model is not None:
+        return call.settings.opencode.model
     if configured := ModelRef.parse((await call.opencode.config(at=call.at)).model):
         return configured
     for provider, model in (await call.opencode.connected_providers(at=call.at)).default.items():
