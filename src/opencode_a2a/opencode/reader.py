@@ -7,6 +7,7 @@ and text that turned out to be void is replaced. Pure: no clock, no I/O.
 """
 
 from collections.abc import Iterable
+from typing import assert_never
 
 from opencode_a2a.events import (
     Channel,
@@ -217,15 +218,8 @@ class TurnReader:
             self._held |= {tool.part_id: tool for tool in tools}
         if self._held:
             self._show_due(out)
-        for report in state.reports:
-            if isinstance(report, Progressed):
-                key = (report.type, report.status, report.part_id)
-                # Each retry of a provider is worth a notice, everything else is said once.
-                if report.type == "retry" or key not in emitted.progress:
-                    emitted.progress.add(key)
-                    out.append(report)
         if state.reports:
-            state.reports.clear()
+            self._emit_reports(out)
         if pending:
             out += [asked for asked in pending.values() if asked.request_id not in emitted.open]
         if state.todos is not None and state.todos != emitted.todos:
@@ -240,6 +234,22 @@ class TurnReader:
                 emitted.add(event)
         for text in state.texts.values():
             text.emit(out)
+
+    def _emit_reports(self, out: list[TurnEvent]) -> None:
+        emitted = self._emitted
+        for report in self.state.reports:
+            match report:
+                case ToolChanged():
+                    pass  # it is held, and shown when it is due
+                case Progressed():
+                    key = (report.type, report.status, report.part_id)
+                    # Each retry of a provider is worth a notice, everything else is said once.
+                    if report.type == "retry" or key not in emitted.progress:
+                        emitted.progress.add(key)
+                        out.append(report)
+                case _:
+                    assert_never(report)
+        self.state.reports.clear()
 
     def _in_order(self) -> list[ToolChanged]:
         """Return the calls that are held, in the order in which OpenCode began them."""

@@ -74,6 +74,8 @@ from opencode_a2a.opencode.types import (
 )
 
 MessageEvent = PartDelta | HeardText | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
+RootEvent = SessionChanged | SessionFailed | SessionDeleted | Missed | PartRemoved | MessageRemoved
+"""Events of which only those of the root session are applied."""
 
 MAX_POSTPONED = 5_000
 """Events that may wait until it is known whether their message belongs to the turn."""
@@ -378,7 +380,7 @@ class TurnState:
     _todos_part: str = ""
     """The id of the part of that call; ids of parts sort by the time they were made."""
     reports: list[ToolChanged | Progressed] = field(default_factory=list[ToolChanged | Progressed])
-    """News of tools, steps and the like; ``TurnReader._emit`` takes them and clears the list."""
+    """News of tools, steps and the like; ``TurnReader._emit_reports`` takes them."""
     needs_reconcile: bool = False
     """Whether events may be missing, so that the store has to be read."""
     _fresh: set[str] = field(default_factory=set[str])
@@ -506,20 +508,24 @@ class TurnState:
                 self._apply_call(part)
             case MessageUpdated(info=AssistantMessage(id=step, cost=cost)):
                 tree.set_cost(step, cost)
-            case _ if session != tree.root:
-                pass
+            case PartDelta() | HeardText() | PartUpdated() | MessageUpdated():
+                pass  # those of the root session were applied above
+            case _:
+                if session == tree.root:
+                    self._apply_root_event(event)
+
+    def _apply_root_event(self, event: RootEvent) -> None:
+        match event:
             case SessionChanged(info=info):
-                tree.info = info
+                self.tree.info = info
             case SessionFailed(error=error):
                 # The second of two errors says the same with a stack trace.
-                tree.last_error = tree.last_error or error
+                self.tree.last_error = self.tree.last_error or error
             case SessionDeleted() | Missed():
                 # Reading the store of a deleted session will fail, which ends the turn.
                 self.look_again()
             case PartRemoved() | MessageRemoved():
                 self._apply_message_event(event)
-            case PartDelta() | HeardText() | PartUpdated() | MessageUpdated():
-                pass  # not of the root session, or applied above
 
     def _apply_message_event(self, event: MessageEvent) -> None:
         match event:
