@@ -125,7 +125,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Name the tests that were repeated, as ``make test`` does with those that failed."""
-    if config.getoption("lf"):
+    if config.getoption("lf", default=False):
         ended = [
             (report.nodeid, outcome)
             for outcome in ("passed", "failed", "error")
