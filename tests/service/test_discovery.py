@@ -177,18 +177,16 @@ async def test_metadata_are_there_whether_or_not_they_were_asked_for(caller: Cal
 @pytest.mark.requirement("I17")
 async def test_every_interface_of_the_card_answers(service: Running, caller: Caller) -> None:
     card = orjson.loads((await service.http.get(CARD, headers={"A2A-Version": "1.0"})).content)
-    binding = "JSONRPC" if caller.wire.rpc else "HTTP+JSON"
-    line = caller.headers["A2A-Version"]
+    urls = {
+        (one["protocolBinding"], one["protocolVersion"]): one["url"]
+        for one in card["supportedInterfaces"]
+    }
 
-    (url,) = [
-        i["url"]
-        for i in card["supportedInterfaces"]
-        if (i["protocolBinding"], i["protocolVersion"]) == (binding, line)
-    ]
-    target = url.rstrip("/") + caller.target("send", {})[1]
+    target = urls[caller.wire.interface].rstrip("/") + caller.target("send", {})[1]
     answer = await caller.post(caller.encode("send", caller.message("hello")), target)
 
     assert answer.task["id"]
+    assert set(urls) == {wire.interface for wire in Wire}
 
 
 async def test_the_ai_catalog_leads_to_the_card_without_a_credential(service: Running) -> None:

@@ -47,6 +47,11 @@ class Wire(Enum):
     def rpc(self) -> bool:
         return self in (Wire.RPC, Wire.RPC03)
 
+    @property
+    def interface(self) -> tuple[str, str]:
+        """Its binding and version, as a card has them."""
+        return "JSONRPC" if self.rpc else "HTTP+JSON", "1.0" if self.modern else "0.3"
+
 
 class RefusedError(Exception):
     """The service answered with an error."""

@@ -18,6 +18,7 @@ from opencode_a2a.rights import FULL
 from opencode_a2a.web.auth import (
     AcceptedCredential,
     Authentication,
+    Authenticator,
     Throttle,
     generate_token,
     peer_address,
@@ -44,7 +45,7 @@ async def whoami(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def client(throttle: Throttle | None = None) -> httpx2.AsyncClient:
-    app = Refusals(Authentication(whoami, (SERVICE, ROBOT, ANN), throttle))
+    app = Refusals(Authentication(whoami, Authenticator((SERVICE, ROBOT, ANN), throttle)))
     transport = httpx2.ASGITransport(app)  # type: ignore[arg-type] # the libraries spell ASGI apart
     return httpx2.AsyncClient(transport=transport, base_url="http://test")
 
@@ -110,10 +111,10 @@ async def test_a_bad_credential_is_refused_with_a_challenge(value: bytes) -> Non
 
 @given(st.binary(max_size=80))
 async def test_no_value_whatever_is_more_than_refused(value: bytes) -> None:
-    app = Authentication(whoami, (SERVICE, ANN))
+    authenticator = Authenticator((SERVICE, ANN))
 
     with pytest.raises(ServiceError) as refused:
-        await app.admit([(b"authorization", value)], "192.0.2.1")
+        await authenticator.admit([(b"authorization", value)], "192.0.2.1")
 
     assert refused.value.http in (401, 429)
 
@@ -214,11 +215,11 @@ def test_made_up_names_do_not_push_out_what_counts_against_a_guesser() -> None:
 
 async def test_requests_without_credential_do_not_count_as_guesses() -> None:
     throttle = Throttle(1, 60)
-    app = Authentication(whoami, (SERVICE,), throttle)
+    authenticator = Authenticator((SERVICE,), throttle)
 
     for _ in range(5):
         with pytest.raises(UnauthenticatedError):
-            await app.admit([], "192.0.2.1")
+            await authenticator.admit([], "192.0.2.1")
 
     assert len(throttle) == 0
 
@@ -239,12 +240,12 @@ def test_a_peer_is_known_by_its_address(client_address: object, key: str) -> Non
 
 def test_a_service_without_credentials_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Authentication(whoami, ())
+        Authenticator(())
 
 
 @pytest.mark.requirement("I9")
 async def test_garbage_on_the_wire_gets_an_answer_and_the_service_lives_on() -> None:
-    app = Refusals(Authentication(whoami, (SERVICE,)))
+    app = Refusals(Authentication(whoami, Authenticator((SERVICE,))))
     async with running(app) as url:
         async with raw(url) as connection:
             await connection.send(

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx2
 import orjson
@@ -16,8 +15,7 @@ from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import Trace, begin_trace, current_trace, trace_headers
 from opencode_a2a.web import socket
-from opencode_a2a.web.auth import AcceptedCredential
-from opencode_a2a.web.browser import SignIns, StateRecords
+from opencode_a2a.web.auth import AcceptedCredential, Authenticator
 from opencode_a2a.web.edge import (
     BodyGuard,
     Boundary,
@@ -414,9 +412,8 @@ def test_a_trace_is_taken_up_or_begun() -> None:
 def service(app: ASGIApp = echo, *, most: int = 100) -> ASGIApp:
     limits = LimitSettings(max_request_body_bytes=1000, rate_limit_max_requests=most)
     settings = LOCAL.model_copy(update={"limits": limits})
-    credentials = [AcceptedCredential.of_token(TOKEN, FULL)]
-    sign_ins = SignIns(credentials, StateRecords(Path("unused")))
-    return edge(app, settings, credentials, sign_ins, RequestRates(limits))
+    authenticator = Authenticator([AcceptedCredential.of_token(TOKEN, FULL)])
+    return edge(app, settings, authenticator, RequestRates(limits))
 
 
 @pytest.mark.requirement("CONTRACT-8.2-32")

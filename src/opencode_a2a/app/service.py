@@ -24,11 +24,12 @@ from opencode_a2a.cluster.fleet import Fleet
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.types import McpServer
+from opencode_a2a.server.contracts import metadata_url
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.turns.tools import Tools
-from opencode_a2a.web.auth import accepted_credentials
+from opencode_a2a.web.auth import Authenticator, accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
 from opencode_a2a.web.edge import Entrance, RequestRates, edge
 from opencode_a2a.web.observe import Busyness, Readiness, pages
@@ -145,17 +146,20 @@ class Service:
             if several and settings.limits.rate_limit_enabled:
                 await run(requests.run(database), "share request rates")
             routes = [*protocol, *about, *sign_ins.routes()]
-            verify = issuer.verify if issuer else None
+            authenticator = Authenticator(
+                credentials,
+                find_issued=sign_ins.find,
+                verify=issuer.verify if issuer else None,
+                metadata_url=metadata_url(settings),
+            )
             notices = parts.notices
             if notices is not None:
                 routes += notices.routes(parts.tasks, methods, parts.new_message_id, credentials)
             self.entrance.app = edge(
                 Router(routes, redirect_slashes=False),
                 settings,
-                credentials,
-                sign_ins,
+                authenticator,
                 requests,
-                verify,
                 notices.files if notices else {},
                 notices.anonymous if notices else (),
             )

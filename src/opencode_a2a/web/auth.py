@@ -1,9 +1,10 @@
 """Authentication: finds the ``Caller`` behind the credential of a request.
 
 ``Authentication`` stands before everything that is not open to all, and puts the caller into the
-scope. It compares what was sent with the credentials of the settings, then asks ``browser`` about
-tokens of the console, then ``oidc`` about tokens of an identity provider. Secrets are kept as
-digests, and what was sent is compared with all of them, so that the time it takes reveals nothing.
+scope. Its ``Authenticator`` compares what was sent with the credentials of the settings, then asks
+``browser`` about tokens of the console, then ``oidc`` about tokens of an identity provider. Secrets
+are kept as digests, and what was sent is compared with all of them, so that the time it takes
+reveals nothing.
 """
 
 import base64
@@ -171,29 +172,22 @@ class Throttle:
             del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
 
-class Authentication:
-    """Let requests with an accepted credential pass, with their caller in the scope."""
+class Authenticator:
+    """Finds the accepted credential of a request, whatever server has received it."""
 
     def __init__(
         self,
-        app: ASGIApp,
         credentials: Iterable[AcceptedCredential],
         throttle: Throttle | None = None,
         find_issued: Callable[[bytes, str], AcceptedCredential | None] | None = None,
         verify: Verify | None = None,
         metadata_url: str = "",
-        anonymous: Collection[str] = (),
     ) -> None:
-        self._app = app
-        self._anonymous = anonymous
-        """Requests, as method and path, that bring what they need in their body."""
         self._find_issued = find_issued
         """Finds the credential behind a bearer token that the service itself has issued."""
         self._verify = verify
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
-        self._refused = Recent[str, float](10_000)
-        """When a refusal of an address was last logged; each is logged once a minute."""
         schemes = {credential.scheme for credential in self._credentials}
         if verify is not None:
             schemes.add("bearer")
@@ -206,26 +200,6 @@ class Authentication:
         if verify is not None:
             # Tells a client where it can find out who issues tokens (RFC 9728).
             self._challenges[0] += f', resource_metadata="{metadata_url}"'
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        target = f"{scope['method']} {scope['path']}"
-        open_to_all = scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
-        if not open_to_all and target not in self._anonymous:
-            address = peer_address(scope)
-            try:
-                credential = await self.admit(scope["headers"], address, target)
-            except ServiceError as error:
-                metrics.AUTH_REJECTED.inc()
-                now = time.monotonic()
-                if now - self._refused.get(address, -math.inf) >= 60.0:
-                    self._refused[address] = now
-                    ROUTINE.info("credential refused", address=address, outcome=error.reason)
-                raise
-            scope[CREDENTIAL], scope[SCOPE_KEY] = credential, credential.caller
-            structlog.contextvars.bind_contextvars(
-                address=address, credential_id=credential.caller.credential_id
-            )
-        await self._app(scope, receive, send)
 
     async def admit(
         self, headers: Sequence[tuple[bytes, bytes]], address: str, target: str = ""
@@ -292,6 +266,40 @@ class Authentication:
         return (kind or UnauthenticatedError)(message).with_headers(
             *(("WWW-Authenticate", challenge) for challenge in challenges)
         )
+
+
+class Authentication:
+    """Let requests with an accepted credential pass, with their caller in the scope."""
+
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, anonymous: Collection[str] = ()
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._anonymous = anonymous
+        """Requests, as method and path, that bring what they need in their body."""
+        self._refused = Recent[str, float](10_000)
+        """When a refusal of an address was last logged; each is logged once a minute."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        target = f"{scope['method']} {scope['path']}"
+        open_to_all = scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+        if not open_to_all and target not in self._anonymous:
+            address = peer_address(scope)
+            try:
+                credential = await self._authenticator.admit(scope["headers"], address, target)
+            except ServiceError as error:
+                metrics.AUTH_REJECTED.inc()
+                now = time.monotonic()
+                if now - self._refused.get(address, -math.inf) >= 60.0:
+                    self._refused[address] = now
+                    ROUTINE.info("credential refused", address=address, outcome=error.reason)
+                raise
+            scope[CREDENTIAL], scope[SCOPE_KEY] = credential, credential.caller
+            structlog.contextvars.bind_contextvars(
+                address=address, credential_id=credential.caller.credential_id
+            )
+        await self._app(scope, receive, send)
 
 
 def read_authorization(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:

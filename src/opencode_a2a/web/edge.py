@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ from opencode_a2a import metrics
 from opencode_a2a.a2a.operations import CORE_METHODS, RPC_PATH
 from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import LimitSettings, Settings, loopback
+from opencode_a2a.config import Binding, LimitSettings, Settings, loopback
 from opencode_a2a.errors import (
     BadHttpError,
     ContentEncodingNotSupportedError,
@@ -64,14 +64,8 @@ from opencode_a2a.server.http import OPERATION, refused, without_origin
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
 from opencode_a2a.telemetry import OPERATOR, begin_trace, current_trace, draw_id, redact
-from opencode_a2a.web.auth import (
-    OPEN_PATHS,
-    AcceptedCredential,
-    Authentication,
-    Verify,
-    peer_address,
-)
-from opencode_a2a.web.browser import REFUSES_GZIP, SignIns, StaticFile, page, static_files
+from opencode_a2a.web.auth import OPEN_PATHS, Authentication, Authenticator, peer_address
+from opencode_a2a.web.browser import REFUSES_GZIP, StaticFile, page, static_files
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
@@ -114,10 +108,8 @@ _ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 def edge(
     app: ASGIApp,
     settings: Settings,
-    credentials: Iterable[AcceptedCredential],
-    sign_ins: SignIns,
+    authenticator: Authenticator,
     requests: "RequestRates",
-    verify: Verify | None = None,
     files: Mapping[str, StaticFile] | None = None,
     anonymous: Collection[str] = (),
 ) -> ASGIApp:
@@ -138,14 +130,7 @@ def edge(
         ),
         partial(Boundary, settings=settings),
         partial(Pages, files={**static_files(), **(files or {})}),
-        partial(
-            Authentication,
-            credentials=credentials,
-            find_issued=sign_ins.find,
-            verify=verify,
-            metadata_url=metadata_url(settings),
-            anonymous=anonymous,
-        ),
+        partial(Authentication, authenticator=authenticator, anonymous=anonymous),
         partial(RateLimit, requests=requests) if settings.limits.rate_limit_enabled else None,
         partial(BodyGuard, limits=settings.limits),
         partial(PayloadLog, limit=settings.log.body_limit) if settings.log.payloads else None,
@@ -180,7 +165,7 @@ class Entrance:
                 scope["path"] = path or "/"
         if self._aliases:
             first, _, rest = scope["path"][1:].partition("/")
-            if first in self._aliases and (first == "rest") == bool(rest):
+            if first in self._aliases and (first == Binding.HTTP_JSON.alias) == bool(rest):
                 scope["path"] = f"/{rest}"
         await self._apart.get(scope["path"], self.app)(scope, receive, send)
 
