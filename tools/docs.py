@@ -350,9 +350,10 @@ def _type(told: Json, defs: JsonObject) -> str:
             return "{" + _object(told, defs) + "}"
         case {"required": _, "title": str(title)}:
             return title
-        case {"anyOf": list(kinds)} | {"oneOf": list(kinds)}:
-            real = [kind for kind in kinds if kind != {"type": "null"}]
-            return " or ".join(dict.fromkeys(_type(kind, defs) for kind in real))
+        case {"anyOf": list(kinds), **rest} | {"oneOf": list(kinds), **rest}:
+            # What is left out if it is null is optional.
+            shown = [kind for kind in kinds if "default" not in rest or kind != {"type": "null"}]
+            return " or ".join(dict.fromkeys(_type(kind, defs) for kind in shown))
         case {"enum": list(values)}:
             return " or ".join(f'"{value}"' for value in values)
         case {"const": str(value)}:

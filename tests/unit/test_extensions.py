@@ -53,12 +53,14 @@ from opencode_a2a.extensions.params import (
     Listing,
     OfSession,
     Placed,
+    PublishedSchema,
+    SessionDone,
     read,
     read_result,
     write,
 )
 from opencode_a2a.extensions.registry import NOTHING, Access
-from opencode_a2a.extensions.sessions import SESSIONS, SessionListParams, StatusItem
+from opencode_a2a.extensions.sessions import SESSIONS, Messages, SessionListParams, StatusItem
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.log.state import Accepted, TaskRef, TaskState
 from opencode_a2a.messages import Message, Part
@@ -322,6 +324,14 @@ def test_the_declared_metadata_are_those_that_are_written() -> None:
     assert fields["usage"] == {name.partition(".")[0] for name in declared_["usage_fields"]}
     assert fields["session"] == set(session["session_fields"]) == set(declared_["session_fields"])
     assert set(fields) == {"stream", "progress", "interrupt", "usage", "session"}
+
+
+def test_a_published_result_requires_what_is_always_written() -> None:
+    for result in (SessionDone(session_id="ses_1"), Messages(items=[])):
+        schema = result.model_json_schema(
+            by_alias=False, mode="serialization", schema_generator=PublishedSchema
+        )
+        assert set(schema["required"]) == set(write(result))
 
 
 def test_the_declared_blocks_are_those_that_are_written() -> None:

@@ -116,22 +116,24 @@ class SessionDone(Done):
 
 
 class PublishedSchema(GenerateJsonSchema):
-    """Makes the schemas of results.
+    """Makes the schemas of results, which have every field that has a value (``write``).
 
-    OpenCode's types need corrections: a field is always there unless it may be null, since their
-    defaults are for versions of OpenCode that leave it out, and their descriptions are for
-    developers of this service.
+    Defaults are for whoever makes a result: this service, or versions of OpenCode that leave a
+    field out. The descriptions of OpenCode's types are for developers of this service.
     """
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        made = super().model_schema(schema)
-        if issubclass(schema["cls"], Wire):
-            fields: dict[str, JsonObject] = made["properties"]
-            for field in fields.values():
-                if field.get("default") is not None:
-                    del field["default"]
+        made, kind = super().model_schema(schema), schema["cls"]
+        fields: dict[str, JsonObject] | None = made.get("properties")
+        if fields is None:  # a task or message of A2A
+            return made
+        written = kind.nullable if issubclass(kind, Payload) else frozenset[str]()
+        for name, field in fields.items():
+            if name in written or field.get("default") is not None:
+                field.pop("default", None)
+        made["required"] = [name for name, field in fields.items() if "default" not in field]
+        if issubclass(kind, Wire):
             made.pop("description", None)
-            made["required"] = [name for name, field in fields.items() if "default" not in field]
             made["additionalProperties"] = False
         return made
 
