@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import jsonschema_rs
@@ -15,8 +15,10 @@ import pytest
 
 from opencode_a2a import __version__
 from opencode_a2a.cli import main
-from opencode_a2a.config import RETIRED, VARIABLES, load, settings_schema
+from opencode_a2a.config import RETIRED, VARIABLES, Settings, load, settings_schema
 from opencode_a2a.events import ProgressType
+from opencode_a2a.extensions.metadata import STREAM_HINTS
+from opencode_a2a.extensions.registry import NOTHING
 from opencode_a2a.opencode.process import QUALIFIED
 from tools.site import dead_links
 
@@ -240,6 +242,24 @@ def test_the_guide_lists_the_types_of_progress() -> None:
     (listed,) = re.findall(r"`type` \(([^)]+)\)", row)
 
     assert listed == ", ".join(f"`{name}`" for name in get_args(ProgressType))
+
+
+def test_the_guide_lists_the_shared_metadata_with_their_fields() -> None:
+    declared: Any = STREAM_HINTS.public(Settings(), NOTHING)
+    declared |= STREAM_HINTS.extended(Settings(), NOTHING)
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    rows = dict(re.findall(r"^\| `shared\.(\w+)` \|(.+)$", guide, re.MULTILINE))
+    groups = [
+        place.removeprefix("metadata.shared.")
+        for name, place in declared.items()
+        if name.endswith("_metadata_field") and place.startswith("metadata.shared.")
+    ]
+
+    assert set(rows) == set(groups)
+    for group, row in rows.items():
+        about = "".join(one for one in guide.split("\n\n") if f"`metadata.shared.{group}`" in one)
+        fields = {field.partition(".")[0] for field in declared[f"{group}_fields"]}
+        assert fields - set(re.findall(r"`(\w+)", row + about)) == set(), group
 
 
 def test_the_upgrade_page_names_errors_with_their_numbers() -> None:

@@ -1,6 +1,11 @@
-"""Every setting has a reason: a founding document has it, a page tells of it, or a test sets it."""
+"""Every setting has a reason, and an effect.
 
+The reason: a founding document has it, a page tells of it, or a test sets it.
+"""
+
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from opencode_a2a.config import VARIABLES
@@ -48,3 +53,20 @@ def test_every_setting_is_founded_or_told_of_or_set_by_a_test() -> None:
 
     assert set(VARIABLES) >= FOUNDING
     assert set(VARIABLES) - used == set()
+
+
+def read_in(node: ast.AST) -> Iterator[str]:
+    """Return the attributes that are read, except to find out whether settings conflict."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node.attr
+    if not (isinstance(node, ast.FunctionDef) and node.name == "conflicts"):
+        for child in ast.iter_child_nodes(node):
+            yield from read_in(child)
+
+
+def test_every_setting_is_read() -> None:
+    files = (ROOT / "src").rglob("*.py")
+    # Only names are compared: a field that is called like another attribute counts as read.
+    read = {name for file in files for name in read_in(ast.parse(file.read_text()))}
+
+    assert {one.variable for one in VARIABLES.values() if one.field not in read} == set()

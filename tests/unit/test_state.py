@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from opencode_a2a.a2a import render
 from opencode_a2a.events import (
+    ArtifactChanged,
     Channel,
     ChannelClosed,
+    ChannelReplaced,
     DiffChanged,
     Failure,
     FileChange,
     Finished,
+    Grew,
     Interrupted,
     Json,
     Outcome,
@@ -34,11 +37,11 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import ContextId, MessageId, ModelRef, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.log.log import resumable
 from opencode_a2a.log.state import (
+    STATUS_EVENTS,
     Cursor,
     Entry,
     LogEvent,
     Recovered,
-    ShownAs,
     State,
     Status,
     TaskRef,
@@ -51,7 +54,6 @@ from opencode_a2a.log.state import (
     load_request,
     load_state,
     load_status,
-    shown_as,
 )
 from opencode_a2a.log.stored import load_task
 from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, Routing, TurnRequest
@@ -148,19 +150,18 @@ def test_what_readers_are_shown_and_what_the_status_says_agree(
 
         visible = state.ref.visible(event)
         assert visible is (render.update(entry, state.ref) is not None)
-        match shown_as(event):
-            case ShownAs.STATUS:
-                assert entry.status is state.status
-                moved = state.status.state is not before.state
-                assert entry.changes_state is (moved or isinstance(event, Interrupted))
-            case ShownAs.ARTIFACT:
-                assert (entry.status, entry.changes_state) == (None, False)
-                assert state.status is before
-            case ShownAs.NOTHING:
-                assert not entry.changes_state
-                assert entry.status is (None if state.status is before else state.status)
-                if state.status.state is not before.state:
-                    assert before.state is State.AUTH_REQUIRED
+        if type(event) in STATUS_EVENTS:
+            assert entry.status is state.status
+            moved = state.status.state is not before.state
+            assert entry.changes_state is (moved or isinstance(event, Interrupted))
+        elif isinstance(event, Grew | ChannelReplaced | ChannelClosed | ArtifactChanged):
+            assert (entry.status, entry.changes_state) == (None, False)
+            assert state.status is before
+        else:
+            assert not entry.changes_state
+            assert entry.status is (None if state.status is before else state.status)
+            if state.status.state is not before.state:
+                assert before.state is State.AUTH_REQUIRED
 
 
 def test_a_channel_that_opens_again_begins_anew() -> None:

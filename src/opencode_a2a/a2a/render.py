@@ -45,6 +45,7 @@ from opencode_a2a.log.state import (
     Recovered,
     State,
     Status,
+    StatusEvent,
     TaskRef,
     TaskState,
     Unknown,
@@ -62,8 +63,6 @@ _PLACES: dict[Channel | type[ArtifactEvent], int] = {
 }
 """The order of the last artifacts of a task; all others, such as tool calls, come before them."""
 CANCELED = "Canceled by the caller."
-StatusEvent = SessionBound | Started | Progressed | Interrupted | Resumed | Finished | Recovered
-"""Events that clients see as a status update."""
 
 
 def task(
@@ -215,20 +214,10 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
         case ArtifactChanged():
             artifact = _artifact(event, ref, seq)
             return _artifact_update(ref, artifact, append=False, last=event.complete)
-        case (
-            SessionBound()
-            | Started()
-            | Progressed()
-            | Interrupted()
-            | Resumed()
-            | Finished()
-            | Recovered()
-        ):
-            return entry.status and _status_update(event, seq, entry.status, ref)
         case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
             return None  # see TaskRef.visible
         case _:
-            assert_never(event)
+            return entry.status and _status_update(event, seq, entry.status, ref)
 
 
 def growth(

@@ -35,6 +35,7 @@ from opencode_a2a.peers.received import (
     AnswerReplaced,
     FileGiven,
     PeerEvent,
+    TaskOpened,
     TaskStatusChanged,
     ThoughtGrew,
     ToolReported,
@@ -257,7 +258,7 @@ class LiveScreen:
                 if event.progress is None and event.text:
                     self.close()
                     self._print(Text(one_line(event.text, 500), "dim"))
-            case _:
+            case TaskOpened() | ToolReported() | TaskStatusChanged():
                 pass  # what a task ends with is said by ``report_end``
 
     def _take_answer(self, artifact_id: str, text: str) -> None:

@@ -82,20 +82,21 @@ class JsonLines:
         pass
 
     def show(self, event: PeerEvent) -> None:
-        names = {
-            TaskOpened: "task",
-            AnswerGrew: "answer",
-            AnswerReplaced: "answer_replaced",
-            ThoughtGrew: "reasoning",
-            FileGiven: "file",
-        }
         match event:
+            case TaskOpened():
+                line: JsonObject = {"event": "task", **asdict(event)}
+            case AnswerGrew():
+                line = {"event": "answer", **asdict(event)}
+            case AnswerReplaced():
+                line = {"event": "answer_replaced", **asdict(event)}
+            case ThoughtGrew():
+                line = {"event": "reasoning", **asdict(event)}
             case ToolReported():
-                line: JsonObject = {"event": "tool", "call": asdict(event)}
+                line = {"event": "tool", "call": asdict(event)}
+            case FileGiven():
+                line = {"event": "file", **asdict(event)}
             case TaskStatusChanged():
                 line = self._status(event)
-            case _:
-                line = {"event": names[type(event)], **asdict(event)}
         print_json(line)
 
     def _status(self, event: TaskStatusChanged) -> JsonObject:
@@ -242,7 +243,7 @@ class Screen:
                 elif self._at_terminal:
                     self._break_line()
                     self._status.draw()
-            case _:
+            case TaskOpened() | ToolReported() | TaskStatusChanged():
                 pass  # what a task ends with is said by ``report_end``
 
     def _tick(self) -> None:

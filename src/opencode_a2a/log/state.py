@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from typing import Any, assert_never, get_args
 
 import orjson
@@ -107,40 +107,13 @@ class Unknown:
 LogEvent = TurnEvent | Accepted | Added | Answered | Recovered | Unknown
 FIRM = frozenset({*get_args(FirmEvent), Accepted, Added, Answered, Recovered})
 """Events that readers see only once they are stored; others may be shown before."""
+StatusEvent = SessionBound | Started | Progressed | Interrupted | Resumed | Finished | Recovered
+"""Events that readers see as a status; only these may change the state.
 
-
-class ShownAs(Enum):
-    """What readers see of an event."""
-
-    NOTHING = auto()
-    ARTIFACT = auto()
-    STATUS = auto()
-
-
-def shown_as(event: LogEvent) -> ShownAs:
-    """Return what readers see of an event; only an event shown as a status may change the state.
-
-    With one exception: a message on a task that waits for a sign-in ends that wait. Readers learn
-    of it when the next turn starts.
-    """
-    match event:
-        # Readers have the messages, and the usage comes with the end.
-        case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
-            return ShownAs.NOTHING
-        case Grew() | ChannelReplaced() | ChannelClosed() | ArtifactChanged():
-            return ShownAs.ARTIFACT
-        case (
-            SessionBound()
-            | Started()
-            | Progressed()
-            | Interrupted()
-            | Resumed()
-            | Finished()
-            | Recovered()
-        ):
-            return ShownAs.STATUS
-        case _:
-            assert_never(event)
+With one exception: a message on a task that waits for a sign-in ends that wait. Readers learn of it
+when the next turn starts.
+"""
+STATUS_EVENTS = frozenset(get_args(StatusEvent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +136,8 @@ class TaskRef:
             patch = isinstance(event, DiffChanged) and bool(event.patch)
             types = ("application/json", *((DIFF_TYPE,) if patch else ()))
             return any(accepts(self.output_modes, media_type) for media_type in types)
-        return shown_as(event) is not ShownAs.NOTHING
+        # Of the rest, readers have the messages, and the usage comes with the end.
+        return isinstance(event, ArtifactChanged) or type(event) in STATUS_EVENTS
 
     def shows_channel(self, channel: Channel) -> bool:
         """Whether readers see a channel.
@@ -349,7 +323,7 @@ class TaskState:
         self._fold(event, at)
         if type(event) is TextGrew:  # most events are, and have nothing to do with the status
             return Entry(self.seq, at, event)
-        shown = shown_as(event) is ShownAs.STATUS
+        shown = type(event) in STATUS_EVENTS
         status = self.status if shown or self.status is not before else None
         entry = Entry(self.seq, at, event, status)
         if shown and (self.status.state is not before.state or isinstance(event, Interrupted)):

@@ -29,6 +29,8 @@ from opencode_a2a.peers.mcp import Tool, ToolResult, ToolServer
 from opencode_a2a.peers.proof import Proof
 from opencode_a2a.peers.received import (
     WAITING,
+    AnswerGrew,
+    AnswerReplaced,
     ErrorCode,
     FileGiven,
     PeerError,
@@ -36,6 +38,7 @@ from opencode_a2a.peers.received import (
     PeerTask,
     TaskOpened,
     TaskStatusChanged,
+    ThoughtGrew,
     ToolReported,
     state_word,
 )
@@ -441,7 +444,7 @@ class _PeerCall:
                 file = f"{event.name or 'unnamed'} ({event.part.media_type or 'data'})"
                 self._files.append(one_line(file, _LINE))
                 return
-            case _:
+            case AnswerGrew() | AnswerReplaced() | ThoughtGrew():
                 return
         subtitle = one_line(text, _LINE) if text else None
         self.turn.tell(Progressed("peer", status, self.task.task_id, self.agent.name, subtitle))
