@@ -78,8 +78,11 @@ async def test_text_tools_and_permissions_go_on_after_a_kill(
 
     # An OpenCode that would be started otherwise now is ended, as is all that it runs.
     lost = await asked(caller, tmp_path)
+    before = len(program.lines)
     await program.restart(JAVA_HOME="/opt/java")
     assert opencode_pid(program) != first
+    ending = await program.record("ending the OpenCode of an earlier run", before)
+    assert ending["reason"] == "these differ from its start: JAVA_HOME"
     assert first not in program.left()
     assert (await caller.ended(lost.id)).state == "failed"
     assert await program.stop() == 0

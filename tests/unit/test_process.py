@@ -507,12 +507,13 @@ def test_another_terminal_is_no_other_configuration(tmp_path: Path) -> None:
         ManagedOpenCode(OpenCodeSettings(command=command), environment).setup()
         for environment in (
             {"SHLVL": "1", "KEY": "a"},
-            {"SHLVL": "2", "KEY": "a", "INVOCATION_ID": "x"},
+            {"SHLVL": "2", "KEY": "a", "INVOCATION_ID": "x", "PS1": "$", "LS_COLORS": "y"},
             {"KEY": "b"},
         )
     )
     assert first == second
-    assert first != third
+    assert [name for name in first if first[name] != third.get(name)] == ["KEY"]
+    assert "a" not in first.values()
 
 
 OLD_OPENCODE = """#!{python}

@@ -80,10 +80,13 @@ _OWN: Final = (
 _PASSING: Final = (
     "_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID",
     "SSH_*", "XDG_SESSION_*", "XDG_RUNTIME_DIR", "DBUS_*", "DISPLAY", "WAYLAND_*", "GPG_TTY",
-    "TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*",
-    "MEMORY_PRESSURE_*",
+    "TMUX*", "STY", "ZELLIJ*", "KITTY_*", "ALACRITTY_*", "WEZTERM_*", "KONSOLE_*", "ITERM_*",
+    "LC_TERMINAL*", "VTE_VERSION", "VSCODE_*", "PS?", "PROMPT*", "HIST*", "LS_COLORS", "LESSOPEN",
+    "LESSCLOSE", "MAIL", "MOTD_SHOWN", "XAUTHORITY", "SESSION_MANAGER", "DESKTOP_*", "GNOME_*",
+    "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "MEMORY_PRESSURE_*",
 )  # fmt: skip
-"""Variables of one terminal or one run of a systemd unit, which do not count as configuration."""
+"""Variables of one shell, terminal or desktop, or of one run of a systemd unit, which do not count
+as configuration."""
 
 
 def find_command(command: str, path: str | None = None) -> str:
@@ -290,8 +293,10 @@ class ManagedOpenCode:
         self.url, self.version = left.url or "", left.version
         self._port = urlsplit(self.url).port or 0
         self._taken = True
-        if left.setup != self.setup():
-            reason = "it was started with another configuration, environment or program"
+        before, now = left.setup, self.setup()
+        if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            reason = f"these differ from its start: {', '.join(changed[:5])}{more}"
         else:
             reason = "it does not answer as it should"
             with contextlib.suppress(TimeoutError, ServiceError):
@@ -312,19 +317,22 @@ class ManagedOpenCode:
         self._marker, self.password = fresh
         return False
 
-    def setup(self) -> str:
-        """Return a digest of everything that OpenCode is started with, including the program."""
+    def setup(self) -> dict[str, str]:
+        """Return digests of everything that OpenCode is started with, by the names of the parts."""
         settings = self._settings
         program = os.path.realpath(find_command(settings.command, self._environment.get("PATH")))
         file = os.stat(program)
         variables = self.variables() | {"OPENCODE_SERVER_PASSWORD": "", MARKER: ""}
-        parts = (
-            *(program, str(file.st_size), str(file.st_mtime_ns)),
-            *(settings.managed_server_host, str(settings.managed_server_port)),
-            str(self._directory),
-            *(f"{k}={v}" for k, v in sorted(variables.items()) if not _matches(k, _PASSING)),
-        )
-        return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
+        parts = {
+            "the program": f"{program} {file.st_size} {file.st_mtime_ns}",
+            "the address": f"{settings.managed_server_host} {settings.managed_server_port}",
+            "the directory": str(self._directory),
+            **{name: value for name, value in variables.items() if not _matches(name, _PASSING)},
+        }
+        return {
+            name: hashlib.sha256(part.encode(errors="surrogateescape")).hexdigest()
+            for name, part in parts.items()
+        }
 
     # Start
 

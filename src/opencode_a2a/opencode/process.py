@@ -20,7 +20,7 @@ from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 import structlog
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
 logger = structlog.get_logger(__name__)
 
@@ -380,8 +380,14 @@ class Record(BaseModel):
     url: Annotated[str, AfterValidator(_reachable)] | None = None
     """None until OpenCode could be used."""
     version: str = ""
-    setup: str = ""
-    """The digest of what it was started with: ``ManagedOpenCode.setup``."""
+    setup: dict[str, str] = {}
+    """The digests of what it was started with: ``ManagedOpenCode.setup``."""
+
+    @field_validator("setup", mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, value: object) -> object:
+        # Before 2.1 it was one digest of everything, which fits nothing now.
+        return {} if isinstance(value, str) else value
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
