@@ -9,7 +9,7 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode import connect
-from opencode_a2a.opencode.driver import Location
+from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.upstream import facts
 from tests.live.conftest import Serve
 from tests.support.answers import RefusedError
@@ -59,6 +59,27 @@ async def test_what_opencode_2_lacks_is_refused_with_its_reason(caller: Caller) 
         assert answer.text == ""
         assert "OpenCode" in answer.said
         assert "check the model" not in answer.said
+
+
+async def test_the_system_text_of_a_prompt_is_for_that_prompt_alone(
+    caller: Caller, opencode: Driver
+) -> None:
+    task = await caller.send(script({"say": "here"}))
+    entries = f"/api/session/{task.session_id}/instructions/entries"
+    request: JsonObject = {
+        "parts": [{"type": "text", "text": "Remember this."}],
+        "system": "Be brief.",
+        "noReply": True,
+    }
+
+    given: JsonObject = {"session_id": task.session_id, "request": request}
+    await caller.method("opencode.sessions.prompt_async", given)
+    told = orjson.loads((await opencode.raw_response(entries)).body)
+    await caller.send(script({"say": "there"}), context=task.context_id)
+    later = orjson.loads((await opencode.raw_response(entries)).body)
+
+    assert [one["value"] for one in told["data"]] == ["Be brief."]
+    assert later["data"] == []
 
 
 async def test_readiness_takes_one_call(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:

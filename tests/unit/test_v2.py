@@ -77,6 +77,7 @@ from opencode_a2a.opencode.v2.messages import (
     Call2,
     Form2,
     Message2,
+    left_in_background,
     question_of,
     stored,
     tool_state,
@@ -352,6 +353,18 @@ def test_a_session_is_not_idle_while_its_work_goes_on_in_the_background(name: st
 
     assert ends == 2
     assert idle == [2]
+
+
+@pytest.mark.requirement("I25")
+@pytest.mark.parametrize(
+    ("tool", "left"),
+    [("shell", "sh_1"), ("bash", "sh_1"), ("", "sh_1"), ("plugin", None), ("subagent", None)],
+)
+def test_only_commands_and_sub_agents_are_left_in_the_background(
+    tool: str, left: str | None
+) -> None:
+    assert left_in_background(tool, {"shellID": "sh_1", "status": "running"}) == left
+    assert left_in_background(tool, {"shellID": "sh_1", "exit": 0}) is None
 
 
 @every_build

@@ -1032,7 +1032,7 @@ def _leave_work(messages: Sequence[MessageWithParts]) -> bool:
     for part in (part for message in messages for part in message.parts):
         match part:
             case ToolPart(state=ToolCompleted(metadata=metadata)):
-                if work := left_in_background(metadata):
+                if work := left_in_background(part.tool, metadata):
                     left[part.call_id] = work
             case TextPart(synthetic=True):
                 left = unreported(left, part.text)

@@ -385,7 +385,8 @@ class Decoder2:
         )
         if kind == "session.tool.failed" and call.error and call.error.message in REFUSED:
             state.refused.add(message)
-        if kind == "session.tool.success" and (work := left_in_background(call.metadata)):
+        work = left_in_background(known.name, call.metadata)
+        if kind == "session.tool.success" and work is not None:
             state.background[call_id] = work
         if known.name and call.status not in ("completed", "error"):
             self._calls[message, call_id] = known

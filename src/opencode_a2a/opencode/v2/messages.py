@@ -246,15 +246,18 @@ def tool_part(
     )
 
 
-def left_in_background(metadata: JsonObject | None) -> str | None:
+def left_in_background(tool: str, metadata: JsonObject | None) -> str | None:
     """Return the command or session that a completed call has put into the background, if any.
 
-    A command that has ended tells how; previews have no ``status``.
+    ``tool`` is its name in either generation, and empty if that was not heard. A command that has
+    ended tells how; previews have no ``status``.
     """
-    match metadata:
-        case {"exit": _} | {"timeout": True}:
+    match OURS.get(tool, tool), metadata:
+        case _, {"exit": _} | {"timeout": True}:
             return None
-        case {"shellID": str(work)} | {"status": "running", "sessionID": str(work)}:
+        case "bash" | "", {"shellID": str(work)}:
+            return work
+        case "task" | "", {"status": "running", "sessionID": str(work)}:
             return work
         case _:
             return None
