@@ -150,8 +150,8 @@ class ServiceReport:
             if managed.keep:
                 notes.append(
                     f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait; its "
-                    "other turns are stopped. The next start takes it over if it has the same program, "
-                    f"configuration and environment. To end it instead: kill {managed.pid}"
+                    "other turns are stopped. The next start takes it over if it has the same "
+                    f"program, configuration and environment. To end it instead: kill {managed.pid}"
                 )
             elif managed.ends_with_us and any(status.state.interrupted for status in turns):
                 notes.append(
