@@ -117,6 +117,46 @@ def test_text_taken_back_by_the_peer_is_told_as_a_replacement() -> None:
     assert task.answer == "second"
 
 
+@given(st.text("ab", min_size=1), st.data())
+def test_text_that_a_killed_service_gives_again_is_told_once(
+    whole: str, data: st.DataObject
+) -> None:
+    task, heard, at = PeerTask(), "", 0
+    for _ in range(data.draw(st.integers(1, 5))):  # each time it has stored less than it has told
+        end = data.draw(st.integers(at, len(whole)))
+        heard += answer_of(task.take(grew(whole[at:end])))
+        at = data.draw(st.integers(0, end))
+        again = ReceivedTask("t", "c", status(State.WORKING), [artifact(whole[:at])])
+        heard += answer_of(task.take(again))
+
+    heard += answer_of(task.take(grew(whole[at:])))
+    ended = told(task, ReceivedUpdate("t", "c", status=status(State.COMPLETED)))
+
+    assert heard == whole == task.answer
+    assert not [one for one in ended if isinstance(one, AnswerReplaced)]
+
+
+def test_text_that_does_not_come_again_is_taken_back_at_the_end() -> None:
+    task = PeerTask()
+    told(task, grew("first try"))
+
+    assert told(task, given_whole(artifact("first"))) == []
+    ended = told(task, ReceivedUpdate("t", "c", status=status(State.COMPLETED)))
+
+    assert ended[0] == AnswerReplaced("a", "first")
+    assert task.answer == "first"
+
+
+def test_text_that_comes_again_in_another_form_is_told_as_a_replacement() -> None:
+    task = PeerTask()
+    told(task, grew("one two three"))
+    told(task, given_whole(artifact("one")))
+
+    assert told(task, grew(" two")) == []
+    assert told(task, grew(" four")) == [AnswerReplaced("a", "one two four")]
+    assert told(task, grew(" five")) == [AnswerGrew("a", " five")]
+
+
 def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
     task = PeerTask()
     call: JsonObject = {"call_id": "c1", "tool": "bash", "status": "running", "title": "ls"}

@@ -439,8 +439,25 @@ class _Channel:
     """The content of an artifact in one channel so far."""
 
     text: list[str] = field(default_factory=list[str])
+    ahead: str = ""
+    """Text that was told and follows ``text``: a service that was killed before it had stored it
+    gives it once more."""
     others: list[Part] = field(default_factory=list[Part])
     """The parts that are not text."""
+
+    def take(self, text: str, *, append: bool) -> tuple[str, bool]:
+        """Take text that was received; return what to tell, and whether that replaces the rest."""
+        if append:
+            self.text.append(text)
+            told, again = self.ahead, text
+        else:
+            told, again = "".join(self.text) + self.ahead, text
+            self.text = [text]
+        if told.startswith(again):
+            self.ahead = told[len(again) :]
+            return "", False
+        self.ahead = ""
+        return (again[len(told) :], False) if again.startswith(told) else ("".join(self.text), True)
 
 
 class PeerTask:
@@ -535,13 +552,8 @@ class PeerTask:
         channel = self._channels.setdefault((artifact.artifact_id, kind), _Channel())
         texts = [part.text or "" for part in artifact.parts if _is_prose(part)]
         if texts:
-            text, before = "".join(texts), "" if append else "".join(channel.text)
-            replaced = not text.startswith(before)
-            new = text if replaced else text[len(before) :]
-            if replaced:
-                channel.text.clear()
-            channel.text.append(new)
-            if kind == "text" and (new or replaced):
+            new, replaced = channel.take("".join(texts), append=append)
+            if kind == "text" and new:
                 self._answered = True
                 yield (AnswerReplaced if replaced else AnswerGrew)(artifact.artifact_id, new)
             elif kind == "reasoning" and new:  # also that of a turn that begins anew, after a plan
@@ -562,6 +574,10 @@ class PeerTask:
             # Many small agents put their whole answer into the last status.
             yield from self._take_artifact(Artifact("status", status.message.parts), append=False)
         if self.settled:
+            for (artifact_id, kind), channel in self._channels.items():
+                if kind == "text" and channel.ahead:  # it did not come again
+                    channel.ahead = ""
+                    yield AnswerReplaced(artifact_id, "".join(channel.text))
             if status.state in WAITING:
                 metadata = metadata | ((status.message and status.message.metadata) or {})
                 self.asked = _read_asked(metadata)
