@@ -128,11 +128,15 @@ async def test_approvals_are_as_strict_as_on_opencode_1(
         with pytest.raises(RefusedError):
             await person.send("yes", task=asked.id)
         told = await facts(opencode, settings_for(stage, tmp_path, **changes))
+        limited = await facts(opencode, settings_for(stage, tmp_path, A2A_PROFILE="read-only"))
         saved = orjson.loads((await opencode.raw_response("/api/permission/saved")).body)
 
     assert told is not None
     assert "todowrite" in str(told.notes)
     assert "plugin_tool" not in str(told.notes)  # OpenCode 2 does not tell whether it exists
+    assert "profile" not in str(told.notes)
+    assert limited is not None
+    assert "messages with the profile read-only are refused" in str(limited.notes)
     assert "hello.txt" in change.said
     assert "b" * 3_000 + "ye" in change.said
     assert refused.fields == ("reply",)

@@ -217,7 +217,7 @@ class Facts:
     unasked: list[str]
     """What it does without asking."""
     notes: list[str]
-    """Warnings: agents with more freedom, rules without effect."""
+    """Warnings: profiles that cannot be kept, agents with more freedom, rules without effect."""
 
 
 async def facts(opencode: Driver, settings: Settings) -> Facts | None:
@@ -231,7 +231,7 @@ async def facts(opencode: Driver, settings: Settings) -> Facts | None:
     except (TimeoutError, ServiceError) as error:
         logger.warning("could not ask OpenCode for its model", error=type(error).__name__)
         return None
-    notes = await _ineffective(opencode, settings, at)
+    notes = [*_unkept(opencode, settings), *await _ineffective(opencode, settings, at)]
     agent = agents.get(own.agent or config.default_agent or "build")
     model = config.model or ""
     if own.provider_id and own.model_id:
@@ -259,6 +259,20 @@ async def facts(opencode: Driver, settings: Settings) -> Facts | None:
         unasked,
         notes,
     )
+
+
+def _unkept(opencode: Driver, settings: Settings) -> list[str]:
+    """Return a note if OpenCode cannot keep to a profile of the settings: messages are refused."""
+    access = settings.auth
+    entries = [entry for entry in access.static_auth_credentials or () if entry.enabled]
+    profiles = {access.profile, *(entry.profile for entry in entries)} - {"auto"}
+    if "rules" not in opencode.features.missing or not profiles:
+        return []
+    return [
+        "this version of OpenCode cannot limit what a session may do, so messages with the profile "
+        f"{joined(sorted(profiles))} are refused; use the profile auto, or another "
+        "version of OpenCode"
+    ]
 
 
 async def _ineffective(opencode: Driver, settings: Settings, at: Location) -> list[str]:
