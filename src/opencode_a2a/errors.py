@@ -89,6 +89,12 @@ DisabledReason: TypeAlias = Literal[
     "disabled_by_configuration", "disabled_by_policy", "not_in_opencode"
 ]
 
+_WHY: dict[DisabledReason, str] = {
+    "disabled_by_configuration": "it is switched off",
+    "disabled_by_policy": "a rule of this deployment excludes it",
+    "not_in_opencode": "this version of OpenCode has nothing for it",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Off:
@@ -118,7 +124,7 @@ class MethodNotFoundError(ServiceError):
         """Return the error for an unknown method, or one that is switched off."""
         text = f"There is no method {method[:128]}"
         if off is not None:
-            text += f" here: {off.reason}" + (f" ({off.toggle})" if off.toggle else "")
+            text += f" here: {_WHY[off.reason]}" + (f" ({off.toggle})" if off.toggle else "")
         return cls(
             text,
             method=method[:128],

@@ -16,7 +16,10 @@ from opencode_a2a_demo.script import OTHERWISE, Call, Reply, Say, Script, Think,
 RESULT = "{{result}}"
 """Stands for the last tool result in what is said."""
 _PACE = 0.015
-_REFUSED = re.compile(r"The user (rejected|dismissed|has specified a rule)")
+_REFUSED = re.compile(
+    r"The user (rejected|dismissed|has specified a rule)"
+    r'|\{"error":\{"type":"(tool\.execution|aborted|permission)'  # OpenCode 2
+)
 """How OpenCode begins the result of a tool that it was not allowed to run."""
 _LOOK_AT = 2000
 _BEGINNING = 200
@@ -131,21 +134,25 @@ def demo_script(text: str, tools: frozenset[str]) -> Script:
         kind.script(text) for kind in _KNOWN if {kind.tool, OTHERWISE.get(kind.tool)} & tools
     )
     found = next((script for script in scripts if script is not None), None)
-    return found or Script((_INTRODUCTION,), digest_of(text))
+    return found or Script((_introduction(tools),), digest_of(text))
 
 
-_INTRODUCTION: Reply = (
-    Think(think="No real model is configured, so I say what I am.", delay=_PACE),
-    _say(
-        "I am the demo model: scripted answers, no AI behind them. Everything around me is "
-        "real: the A2A service, OpenCode and its tools.\n\n"
-        "Try: “list the files here”, “show README.md”, “run the tests”, “create a file "
-        "hello.txt with 'hello'”, “ask me something”, “make a plan”, “use a sub-agent”.\n\n"
-        "To get a real model, configure a provider in OpenCode (for example with an API key such "
-        "as `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or `opencode auth login`) and start without "
-        "`--demo`."
-    ),
-)
+def _introduction(tools: frozenset[str]) -> Reply:
+    plan = "“make a plan”, " if "todowrite" in tools else ""  # OpenCode 2 has no such tool
+    return (
+        Think(think="No real model is configured, so I say what I am.", delay=_PACE),
+        _say(
+            "I am the demo model: scripted answers, no AI behind them. Everything around me is "
+            "real: the A2A service, OpenCode and its tools.\n\n"
+            "Try: “list the files here”, “show README.md”, “run the tests”, “create a file "
+            f"hello.txt with 'hello'”, “ask me something”, {plan}“use a sub-agent”.\n\n"
+            "To get a real model, configure a provider in OpenCode (for example with an API key "
+            "such as `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or `opencode auth login`) and start "
+            "without `--demo`."
+        ),
+    )
+
+
 NOTHING_LEFT: Reply = (_say("There is nothing left to do."),)
 
 

@@ -37,7 +37,7 @@ async def test_what_opencode_2_lacks_is_refused_with_its_reason(caller: Caller) 
         ("opencode.workspaces.list", {}),
     ):
         refused = (await caller.answer(method, params))["error"]
-        told = f"There is no method {method} here: not_in_opencode"
+        told = f"There is no method {method} here: this version of OpenCode has nothing for it"
         assert (refused["code"], refused["message"]) == (-32601, told)
     calls: list[tuple[str, JsonObject]] = [
         ("opencode.sessions.update", {**named, "request": {"archived": True}}),

@@ -108,6 +108,16 @@ async def test_what_opencode_would_not_survive_is_refused_by_part(part: Part) ->
     assert [violation.field for violation in refused.value.violations] == ["message.parts[1]"]
 
 
+async def test_a_file_that_is_refused_is_named() -> None:
+    file = Part("raw", raw=base64.b64encode(b"a\0b").decode(), filename="core\u202e.bin")
+
+    with pytest.raises(ContentTypeNotSupportedError) as refused:
+        await prompt(file)
+
+    [violation] = refused.value.violations
+    assert violation.description.startswith("(core⟨U+202E⟩.bin) is not text/plain")
+
+
 @pytest.mark.parametrize("url", ["https://10.0.0.1/x", "http://[::1"])
 async def test_a_url_that_may_not_be_fetched_is_a_wrong_parameter(url: str) -> None:
     with pytest.raises(InvalidParamsError) as refused:

@@ -323,6 +323,7 @@ async def test_calls_are_streamed_and_their_results_quoted(http: httpx2.AsyncCli
         "The user rejected permission to use this specific tool call.",
         "The user has specified a rule which prevents you from using this specific tool call.",
         "The user dismissed this question",
+        '{"error":{"type":"tool.execution","message":"Unable to write hello.txt"}}',
     ],
 )
 def test_the_demo_does_not_claim_what_was_refused(refusal: str) -> None:

@@ -36,6 +36,7 @@ from opencode_a2a.messages import (
     Routing,
 )
 from opencode_a2a.net.egress import Fetch, Fetched, FetchResult, TooManyFilesError, lookups_of
+from opencode_a2a.printable import visible_line
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
 from opencode_a2a.server.card import AGENT_SKILL, COMMAND_SKILL
@@ -86,7 +87,8 @@ async def read_prompt(
             else:
                 parts.append(_fetched_part(part, files))
         except UnfitError as error:
-            refused.append((Violation(f"message.parts[{index}]", str(error)), error))
+            name = f"({visible_line(part.filename[:128])}) " if part.filename else ""
+            refused.append((Violation(f"message.parts[{index}]", f"{name}{error}"), error))
     if refused:
         violations = tuple(violation for violation, _ in refused)
         if all(isinstance(error, _UnreadableError) for _, error in refused):

@@ -18,7 +18,7 @@ const empty = (text) => h("p", { class: "empty" }, text);
 
 const EXAMPLES = ["Explain what this project does", "Run the tests, and mend what fails", "Find what is out of date in the README"];
 // What the scripted model of the demo understands.
-const DEMO = ["list the files here", "run the tests", "create a file hello.txt with 'hello'", "ask me something", "make a plan", "use a sub-agent"];
+const DEMO = ["list the files here", "run the tests", "create a file hello.txt with 'hello'", "ask me something", "use a sub-agent"];
 
 export function home(more, health) {
   const form = newTask({ ...more, focuses: false }, health);
@@ -48,7 +48,7 @@ export function newTask({ go, changed, focuses = true }, { model: used } = {}) {
   const start = async (plan) => {
     const files = attached.parts;
     if (sending) return;
-    if (!text.value.trim() && !files.length) return text.focus();
+    if (!text.value.trim() && !files.length) return (error.textContent = "Say what the agent should do."), text.focus();
     sending = true;
     const [providerID, ...rest] = model.value.split("/");
     const metadata = {
