@@ -15,7 +15,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
 from opencode_a2a.store.replicas import UpstreamRow
-from opencode_a2a.store.schema import LOOK
+from opencode_a2a.store.schema import UNKNOWN_CHANGE
 from opencode_a2a.store.tasks import StatusChange, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from tests.support import stores
@@ -126,9 +126,9 @@ async def test_webhooks_at_a_replica_that_does_not_claim_are_left_to_it(tmp_path
         await it.sql("UPDATE webhooks SET acked = 9")
         await it.sql("UPDATE replicas SET gone = clock_timestamp() WHERE name = 'a'")
         unknown = await it.claim(it.other)
-        await it.other.write(webhooks.look_again, ["x"])
+        await it.other.write(webhooks.forget_last_changes, ["x"])
         looked = await it.claim(it.other)
-        await it.other.write(webhooks.looked, me, {no: 11})
+        await it.other.write(webhooks.store_last_changes, me, {no: 11})
         (row,) = await it.other.write(webhooks.claim, me, 1_000, LATEST, 10)
 
     assert (ours, beside, due) == (None, [], None)
@@ -146,10 +146,10 @@ async def test_a_row_of_an_earlier_version_is_looked_at(tmp_path: Path) -> None:
         old = rows[-1].no
         # A change is stored while the log is looked at: what was found is older.
         await it.owner.write(webhooks.note_changes, {it.task_no: 8})
-        await it.other.write(webhooks.looked, it.other.replica, {old: 5})
+        await it.other.write(webhooks.store_last_changes, it.other.replica, {old: 5})
         found = {row.config_id: row.changed for row in await it.other.read(webhooks.of_task, 1)}
 
-    assert [row.changed for row in rows] == [2, LOOK]
+    assert [row.changed for row in rows] == [2, UNKNOWN_CHANGE]
     assert found == {"h": 8, "old": 8}
 
 
@@ -163,7 +163,7 @@ async def until_locked(state: Path) -> None:
 async def test_a_webhook_that_is_set_while_a_change_is_stored_is_told_of_it(tmp_path: Path) -> None:
     async with shared(tmp_path) as it:
         change = StatusChange(it.task_no, "p", "working", "completed", 1, b"{}", b"{}")
-        new = replace(it.hook, config_id="new", changed=LOOK)
+        new = replace(it.hook, config_id="new", changed=UNKNOWN_CHANGE)
         with psycopg.connect(stores.url(tmp_path)) as owner:
             # As the owner's transaction does it, which has not been committed yet.
             owner.execute("UPDATE tasks SET status = '' WHERE no = %s", (it.task_no,))
@@ -176,7 +176,7 @@ async def test_a_webhook_that_is_set_while_a_change_is_stored_is_told_of_it(tmp_
         await it.owner.write(webhooks.note_changes, {it.task_no: 4})
         found = {one.no: one.changed for one in await it.other.read(webhooks.of_task, it.task_no)}
 
-    assert row.changed == LOOK
+    assert row.changed == UNKNOWN_CHANGE
     assert found == {it.hook.no: 4, row.no: 4}
 
 

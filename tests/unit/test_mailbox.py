@@ -323,7 +323,7 @@ CALLS: dict[str, tuple[TypeAdapter[Any], Any, TypeAdapter[Any], Any]] = {
             output_modes=("text/plain",),
             push=PushConfig("https://hooks.test/x", "w", "Bearer", "secret", "token", within="x"),
             budget=Budget(1.5, 10, 2),
-            seen={TaskId("t"): 3},
+            answerable={TaskId("t"): 3},
         ),
         TypeAdapter(tuple[TaskId, int, bool]),
         (TaskId("t"), 1, False),
@@ -631,7 +631,7 @@ async def test_a_message_is_the_same_elsewhere() -> None:
         output_modes=("text/plain",),
         push=PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token", within="x"),
         budget=Budget(1.5, 10, 2),
-        seen={TaskId("t"): 3},
+        answerable={TaskId("t"): 3},
     )
     adapter = TypeAdapter(SendCommand)
     loaded = adapter.validate_json(adapter.dump_json(command))

@@ -167,7 +167,7 @@ def forget_logs(connection: Connection) -> int:
 LOOKS: dict[str, Callable[[Connection], object]] = {
     "open tasks of all": lambda connection: len(task_rows.load_open(connection)) == 1,
     "open tasks of some": lambda connection: len(task_rows.load_open(connection, ["x"])) == 1,
-    "webhooks": lambda connection: webhooks.look_again(connection, ["x"]) is None,
+    "webhooks": lambda connection: webhooks.forget_last_changes(connection, ["x"]) is None,
     "due webhooks": lambda connection: webhooks.backlog(connection, None, KEPT).pending == 0,
     "changes": lambda connection: webhooks.note_changes(connection, {7: 1}),
     "logs": lambda connection: forget_logs(connection) == 1,

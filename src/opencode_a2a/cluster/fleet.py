@@ -197,7 +197,8 @@ class Fleet:
         """How many new contexts other OpenCodes were given since a census: their owners count them
         in the next."""
         self.find_session_elsewhere: Callable[[SessionId], Awaitable[str | None]] | None = None
-        """Asks other replicas for the name of the OpenCode that has a session."""
+        """Asks other replicas for the name of the OpenCode that has a session; set by
+        ``TaskService``, which has the mailbox for that."""
 
     # Which OpenCode?
 

@@ -9,7 +9,8 @@ The life of an entry:
 - *appended*: it has a number, is folded into the state of the task, stands in the tail, which holds
   the latest entries for all readers, and waits for the ``LogWriter``.
 - *shown*: live readers may have it. Text is shown at once. A *firm* entry (``state.FIRM``, or one
-  with another write in its transaction) is shown once it is stored, and those after it not before.
+  with another write in its transaction, or appended as such) is shown once it is stored, and those
+  after it not before.
 - *stored*: its transaction is committed. Until then a crash loses it, and its number is used again.
 - *dropped* from the tail, when it is stored and ``TAIL`` later ones are there. A reader that is
   still behind reads it from the store, so that a slow reader costs nothing and slows nobody.
@@ -360,20 +361,33 @@ class TaskLog(ReadableLog):
         observer = self._writer.observer
         return Trace.load(self.state.status.trace) if observer is None else observer.trace(self)
 
-    async def append(self, events: Sequence[LogEvent], in_same_commit: Write | None = None) -> bool:
+    async def append(
+        self,
+        events: Sequence[LogEvent],
+        in_same_commit: Write | None = None,
+        *,
+        firm: bool = False,
+    ) -> bool:
         """Append events, and wait until firm ones are stored; False if the task had ended.
 
-        ``in_same_commit`` is written in the same transaction.
+        ``in_same_commit`` is written in the same transaction. That makes the events firm, and so
+        does ``firm``, whatever they are.
         """
         if not events:
             return True
-        if not self.append_now(events, in_same_commit):
+        if not self.append_now(events, in_same_commit, firm=firm):
             return False
         if self._firm == self.state.seq:
             await asyncio.shield(self._writer.commit())
         return True
 
-    def append_now(self, events: Sequence[LogEvent], in_same_commit: Write | None = None) -> bool:
+    def append_now(
+        self,
+        events: Sequence[LogEvent],
+        in_same_commit: Write | None = None,
+        *,
+        firm: bool = False,
+    ) -> bool:
         """Append events without waiting; False if the task had ended."""
         if self._closed is not None and not self.state.status.state.terminal:
             raise self._closed
@@ -426,7 +440,7 @@ class TaskLog(ReadableLog):
         opens = (isinstance(entry.event, TextGrew) and entry.event.opens for entry in entries)
         if not asked and any(opens):
             metrics.FIRST_TEXT_SECONDS.observe((at - self.ref.created_at) / 1000)
-        firm = not FIRM.isdisjoint(type(entry.event) for entry in entries)
+        firm = firm or not FIRM.isdisjoint(type(entry.event) for entry in entries)
         if firm or in_same_commit is not None:
             self._firm = entries[-1].seq
         elif self._firm <= self._stored and holds_lease:
@@ -728,9 +742,11 @@ class LogWriter:
         """Set when the database has not taken ``_writing``."""
         self.observer: Observer | None = None
         self.on_unstorable: Callable[[TaskLog], None] = lambda log: None
-        """Called when a task has failed because something of it cannot be stored."""
+        """Called when a task has failed because something of it cannot be stored; set by
+        ``OpenTasks``, which stops its turn."""
         self.on_due: Callable[[list[TaskLog]], None] = lambda logs: None
-        """Called when changes of state are stored of which webhooks may have to be told."""
+        """Called when changes of state are stored of which webhooks may have to be told; set by
+        ``push.loop.Deliveries``, if there are any deliveries."""
 
     def add(
         self,

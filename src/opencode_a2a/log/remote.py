@@ -120,7 +120,7 @@ class RemoteLog(ReadableLog):
     async def firm_state(self) -> TaskState:
         """Return the state with every entry that is stored by now; valid until the next await."""
         if not self.state.status.state.terminal:
-            await self._logs.catch_up(self)
+            await self._logs.read_stored(self)
         return self.state
 
     async def reach(self, cursor: Cursor) -> None:
@@ -256,7 +256,7 @@ class RemoteLogs:
                 return
             again = False  # the next query is for the segments that this one had no room for
 
-    async def catch_up(self, log: RemoteLog) -> None:
+    async def read_stored(self, log: RemoteLog) -> None:
         """Read every entry of a log that is stored by now."""
         while True:
             metrics.TAIL_QUERIES.labels(ASKED).inc()

@@ -1,7 +1,22 @@
 """What readers of a task were shown of its requests, and when.
 
-A plain "yes" counts only for requests that somebody had the time to read. ``log`` keeps this for
-each task, and ``tasks.sending`` asks it when an answer names no request.
+A plain "yes" counts only for requests that somebody had the time to read. Each log has a
+``SeenRequests``, also that of a task which another replica runs (``RemoteLog``).
+
+Who notes that a request was shown, always by ``note_seen`` or ``note_seen_number`` of the log:
+
+- ``LogReader``, for streams; ``server.operations`` and ``TaskService``, for tasks in responses
+- ``push.loop``, once a notification is written (``OpenTasks.note_seen``), and ``notices.pages``
+- ``tasks.sending``, for a request that a refusal shows
+
+Who tells the replica that runs the task, where the answer is judged:
+
+- ``RemoteLog.note_seen_number`` and ``OpenTasks.note_seen``, by a notification (``t``), which
+  ``OpenTasks`` takes there; it may be late or lost
+- a forwarded message itself, with ``SendCommand.answerable``
+
+Who asks: ``tasks.sending``, where the task runs, up to which number an answer counts that names no
+request (``answerable``).
 """
 
 import time

@@ -37,7 +37,7 @@ from opencode_a2a.log.state import Entry, State, TaskRef, TaskState
 from opencode_a2a.log.stored import Replay, load_task, ref_of, stored_changes
 from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.schema import LOOK
+from opencode_a2a.store.schema import UNKNOWN_CHANGE
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.open import OpenTasks
@@ -53,7 +53,7 @@ AT_ONCE_PER_RECEIVER = 4
 hangs hardly delays other webhooks of its caller, and none of other callers."""
 CLAIMS = 200
 """Webhooks that one statement claims."""
-LOOK_SECONDS = 5.0
+LEFT_SECONDS = 5.0
 """How often to look for webhooks that another replica has left."""
 CLOSE_SECONDS = 1.0
 """How long notifications that are under way may take when the service stops."""
@@ -101,7 +101,10 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The outcome of one attempt."""
+    """What became of one attempt to send a notification, or a notice to a person.
+
+    Senders and targets make it; ``Deliveries._after`` says what follows from it for the row.
+    """
 
     name: str
     """``ok``, ``http_503``, ``timeout``, …"""
@@ -254,7 +257,7 @@ class Deliveries:
         """By caller and origin (scheme, host and port), for as long as a webhook goes there."""
         self._deliveries: dict[int, Delivery] = {}
         """By the number of the webhook."""
-        self._looks: set[asyncio.Task[None]] = set()
+        self._finding: set[asyncio.Task[None]] = set()
         self._changes: Recent[int, KnownChanges] = Recent(REMEMBERED)
         """The latest changes of tasks that have webhooks, by the number of the task."""
         self._failing_since: int | None = None
@@ -315,7 +318,7 @@ class Deliveries:
     async def _stop(self, me: int | None) -> None:
         """Finish what is being sent, if that is soon, and leave the rest to other replicas."""
         running = {one.running: one.sending for one in self._deliveries.values() if one.running}
-        running |= dict.fromkeys(self._looks, False)
+        running |= dict.fromkeys(self._finding, False)
         for task, sending in running.items():
             if not sending:
                 task.cancel()
@@ -347,7 +350,7 @@ class Deliveries:
             metrics.PUSH_PENDING.set(left.pending)
             self._failing_since = left.failing_since
             if left.due_at is None or left.due_at > now:
-                longest = None if me is None else LOOK_SECONDS
+                longest = None if me is None else LEFT_SECONDS
                 if left.due_at is None:
                     return longest
                 # By the wall clock, which may be set.
@@ -356,26 +359,28 @@ class Deliveries:
             if not rows:  # another replica has it in a transaction
                 return BUSY_SECONDS
             for row in rows:
-                if row.changed != LOOK:
+                if row.changed != UNKNOWN_CHANGE:
                     self._begin(row)
-            if unknown := [row for row in rows if row.changed == LOOK]:
-                looking = asyncio.create_task(self._look(unknown), name="webhooks")
-                self._looks.add(looking)
-                looking.add_done_callback(self._looks.discard)
+            if unknown := [row for row in rows if row.changed == UNKNOWN_CHANGE]:
+                finding = asyncio.create_task(self._find_last_changes(unknown), name="webhooks")
+                self._finding.add(finding)
+                finding.add_done_callback(self._finding.discard)
 
-    async def _look(self, rows: Sequence[HookRow]) -> None:
+    async def _find_last_changes(self, rows: Sequence[HookRow]) -> None:
         """Find the last changes of tasks, for webhooks of which nobody has noted them."""
         found = dict[int, int]()
         for row in rows:
             try:
                 found[row.no] = await self._last_change(row)
             except StoreUnavailableError:
-                found[row.no] = LOOK  # again
+                found[row.no] = UNKNOWN_CHANGE  # again
                 await asyncio.sleep(RETRIES.first)
             except Exception:  # its task fails because of it, and the webhook is told of that end
                 logger.exception("log for a webhook could not be read", webhook=row.no)
                 found[row.no] = row.acked
-        await self._database.write_until_stored(webhooks.looked, self._database.replica, found)
+        await self._database.write_until_stored(
+            webhooks.store_last_changes, self._database.replica, found
+        )
         self._wake.set()
 
     async def _last_change(self, row: HookRow) -> int:
@@ -446,7 +451,7 @@ class Deliveries:
             delivery.sending = True
             failures = destination.failures
             row, task = await database.read(_load, me, no)
-            if row is None or task is None or row.changed == LOOK:
+            if row is None or task is None or row.changed == UNKNOWN_CHANGE:
                 return await self._release(no)
             try:
                 notification = await self._next_notification(row, task)
@@ -548,7 +553,7 @@ class Deliveries:
         if (running := self._open.get(task.id)) is not None:
             state = running.log.state
             return KnownChanges(state.unremembered, state.state_changes)
-        return self._changes.get(task.no, KnownChanges(LOOK, ()))
+        return self._changes.get(task.no, KnownChanges(UNKNOWN_CHANGE, ()))
 
     async def _wait_for_slot(self, delivery: Delivery, stack: AsyncExitStack) -> bool:
         """Wait until a notification may be sent, and occupy slots until the stack is closed.

@@ -279,11 +279,10 @@ class Operations:
     async def delete_push(self, call: OperationCall, params: PushRef) -> JsonObject:
         """Delete a webhook; deleting one that does not exist succeeds too."""
         self._require_push()
-        whose = call.caller.principal
-        await self._tasks.log(whose, params.task_id)
+        log = await self._tasks.log(call.caller.principal, params.task_id)
         if params.config_id is None:
             raise InvalidParamsError.of("pushNotificationConfigId", "is required")
-        await self._tasks.delete_webhook(whose, params.task_id, params.config_id)
+        await self._webhooks.delete(log, params.config_id)
         return {}
 
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:

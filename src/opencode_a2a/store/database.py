@@ -387,9 +387,11 @@ class Database:
     # Notifications
 
     def notify(self, text: str, *, alone: bool = False) -> None:
-        """Tell other processes to look at something that was committed. It may be lost.
+        """Tell all processes to look at something that was committed. It may be lost.
 
-        While there are no other processes, nothing is sent, unless ``alone``.
+        This process hears its own texts too, a moment later, with those of the others. But while
+        there are no other processes, nothing is sent, unless ``alone``: what this one has to do is
+        told it by ``dispatch``.
 
         A text has at most 7,900 bytes, and begins with its kind:
         ``l,NO,NO…`` new entries in the logs of the tasks with these numbers;
@@ -401,7 +403,7 @@ class Database:
             self._writer.queue.put(text)
 
     def dispatch(self, text: str) -> None:
-        """Hand a notification to every listener."""
+        """Hand a notification to every listener of this process, at once."""
         for call in self.listeners:
             call(text)
 

@@ -164,6 +164,16 @@ class Engine(ABC):
 
         If one of them fails, each is run again in a transaction of its own, so that it harms no
         other. Raises nothing: an error is the result of the calls that it belongs to.
+
+        A caller that was told that nothing is written has to be right (I6). An engine with
+        ``patience``, whose callers may abandon a call, therefore calls ``PendingWrite.begin``
+        before each attempt; if that returns False, the result is ``ABANDONED``, and the call does
+        not run. Before the commit it rolls back if a call was ``abandoned`` meanwhile.
+
+        An engine for several processes begins each transaction with a statement that fails once
+        this process was declared gone; it then sets ``fenced`` and writes nothing any more. It
+        reads the time of the database with that (``SHARED_CLOCK.follow``), and calls
+        ``lease.renew`` after each commit, with the time at which the transaction began.
         """
 
     @abstractmethod
@@ -175,7 +185,10 @@ class Engine(ABC):
         """Close all connections; called after ``open`` has failed, too."""
 
     def mark_connections(self, *engines: sa.Engine) -> None:
-        """Record this engine in each new connection; ``engine_of`` (``database.py``) reads it."""
+        """Record this engine in each new connection; ``engine_of`` (``database.py``) reads it.
+
+        Every subclass calls this for all the engines of SQLAlchemy that it makes.
+        """
 
         def mark(_: object, record: Any) -> None:
             record.info[Engine] = self

@@ -29,7 +29,7 @@ class InterruptRow:
     """The latest answer, which is stored before OpenCode gets it."""
     number: int | None = None
     rights: bytes | None = None
-    """The rights of the work that asks; None in a row of an earlier version."""
+    """The rights of the work that asks; None in a row of 2.0 (for 2.0, until 3.0)."""
 
 
 def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> InterruptRow:

@@ -64,8 +64,8 @@ class ReplicaRow(NamedTuple):
     """Seconds without a commit after which it may be declared gone if its lock is free; None if
     it has not promised that, so that only its whole lease counts."""
     lease: float | None = None
-    """Seconds without a commit after which it may be declared gone; None for a replica of an
-    earlier version."""
+    """Seconds without a commit after which it may be declared gone; None for a replica of
+    2.0 (for 2.0, until 3.0)."""
 
 
 class UpstreamRow(NamedTuple):

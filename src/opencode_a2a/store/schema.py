@@ -195,8 +195,8 @@ places = sa.Table(
     sqlite_with_rowid=False,
 )
 
-LOOK = 2**62
-"""In ``webhooks.changed``: the log has to be looked at, as for a row of an earlier version."""
+UNKNOWN_CHANGE = 2**62
+"""In ``webhooks.changed``: nobody has noted the last change, which has to be found in the log."""
 DUE = "state = 'active' AND acked < changed"
 """The condition of ``webhooks_due``. A query has to contain it word for word to use that index."""
 
@@ -238,7 +238,7 @@ webhooks = sa.Table(
         "changed",
         sa.BigInteger,
         nullable=False,
-        server_default=str(LOOK),
+        server_default=str(UNKNOWN_CHANGE),
         comment="the last entry that changed the state of the task",
     ),
     sa.Column("claimed_by", sa.BigInteger, comment="the replica that serves it just now"),

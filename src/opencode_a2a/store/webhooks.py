@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.store.database import Prepared, engine_of
-from opencode_a2a.store.schema import DUE, LOOK, tasks, webhooks
+from opencode_a2a.store.schema import DUE, UNKNOWN_CHANGE, tasks, webhooks
 
 HookState = Literal["active", "done", "failed"]
 NOTICE = "notice"
@@ -47,9 +47,9 @@ class HookRow:
     failing_since: int | None = None
     next_at: int | None = None
     last_outcome: str | None = None
-    changed: int = LOOK
-    """Sequence number of the last stored entry that changed the state of the task; ``LOOK`` if that
-    has to be looked up in the log."""
+    changed: int = UNKNOWN_CHANGE
+    """Sequence number of the last stored entry that changed the state of the task;
+    ``UNKNOWN_CHANGE`` if that has to be found in the log."""
     no: int = 0
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ ALONE = 0
 _SET = webhooks.c.version != NOTICE
 _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
 _ROW = ", ".join(field.name for field in fields(HookRow))
-# A replica of an earlier version does not claim: it serves all webhooks of the tasks that it runs.
+# For 2.0, until 3.0: such a replica does not claim, but serves all webhooks of its own tasks.
 _CLAIMABLE = """NOT EXISTS (SELECT 1 FROM tasks t JOIN upstreams u ON u.name = t.upstream
    JOIN replicas o ON o.no = u.owner
    WHERE t.no = w.task_no AND o.gone IS NULL AND o.claims = 0)"""
@@ -106,9 +106,10 @@ _CLAIMED = _for_one_and_several(
     " AND w.state = 'active' AND {claimable}"
 )
 _CHANGED = Prepared("UPDATE webhooks SET changed = :seq WHERE task_no = :task_no")
-_LOOKED = Prepared(
+_STORE_LAST_CHANGE = Prepared(
     "UPDATE webhooks SET claimed_by = NULL, changed = CASE"  # noqa: S608 - a constant
-    f" WHEN changed = {LOOK} THEN :changed ELSE changed END WHERE no = :no AND claimed_by = :me"
+    f" WHEN changed = {UNKNOWN_CHANGE} THEN :changed ELSE changed END"
+    " WHERE no = :no AND claimed_by = :me"
 )
 _UPDATE = Prepared(
     "UPDATE webhooks SET acked = :acked, state = :state, attempts = :attempts,"
@@ -203,8 +204,8 @@ def try_again(connection: Connection, no: int) -> int | None:
     # The time tells ``update`` that this was asked for.
     fresh = {"state": "active", "attempts": 0, "failing_since": None, "next_at": now_ms()}
     undone = webhooks.update().where(webhooks.c.no == no, webhooks.c.state != "done")
-    # ``look_again`` leaves out what has failed.
-    changed = sa.case((webhooks.c.state == "failed", LOOK), else_=webhooks.c.changed)
+    # ``forget_last_changes`` leaves out what has failed.
+    changed = sa.case((webhooks.c.state == "failed", UNKNOWN_CHANGE), else_=webhooks.c.changed)
     again = undone.values(**fresh, changed=changed).returning(webhooks.c.claimed_by)
     return connection.scalar(again)
 
@@ -227,17 +228,17 @@ def note_changes(connection: Connection, changes: Mapping[int, int]) -> bool:
     return _CHANGED.run(connection, *rows).rowcount > 0
 
 
-def look_again(connection: Connection, upstreams: Collection[str] | None) -> None:
-    """Have the logs of the tasks of some OpenCodes, or of all, looked at for their webhooks.
+def forget_last_changes(connection: Connection, upstreams: Collection[str] | None) -> None:
+    """Have the last changes of the tasks of some OpenCodes, or of all, found in their logs.
 
-    An earlier owner may have been a version that does not call ``note_changes``.
+    For 2.0, until 3.0: the owner before may have been of a version without ``note_changes``.
     """
     where = [webhooks.c.state == sa.literal_column("'active'")]  # as in the index of them
     if upstreams is not None:
         # Asked for each of the few that are active.
         task = sa.exists().where(tasks.c.no == webhooks.c.task_no, tasks.c.upstream.in_(upstreams))
         where.append(task)
-    connection.execute(webhooks.update().where(*where).values(changed=LOOK))
+    connection.execute(webhooks.update().where(*where).values(changed=UNKNOWN_CHANGE))
 
 
 def backlog(connection: Connection, me: int | None, latest: int) -> Backlog:
@@ -265,10 +266,10 @@ def claimed(connection: Connection, me: int | None, no: int) -> HookRow | None:
     return HookRow(*found) if found else None
 
 
-def looked(connection: Connection, me: int | None, changes: Mapping[int, int]) -> None:
-    """Store the number of the last change for webhooks that this process has looked at."""
+def store_last_changes(connection: Connection, me: int | None, changes: Mapping[int, int]) -> None:
+    """Store the last changes that this process has found in the logs, and end its claims."""
     mine = ({"me": me or ALONE, "no": no, "changed": seq} for no, seq in changes.items())
-    _LOOKED.run(connection, *mine)
+    _STORE_LAST_CHANGE.run(connection, *mine)
 
 
 def update(

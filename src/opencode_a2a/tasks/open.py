@@ -299,9 +299,9 @@ class OpenTask:
         turn = self._turn
         if turn is not None and not turn.canceled and not self.log.state.status.between_turns:
             # Stored before OpenCode is told to stop: whoever recovers the task after a crash would
-            # take the stopped turn for a failed one. The empty write is what makes it wait.
+            # take the stopped turn for a failed one.
             if self._canceling is None or self._canceling.done():
-                storing = self.log.append([CANCELING], lambda _: None)
+                storing = self.log.append([CANCELING], firm=True)
                 self._canceling = asyncio.ensure_future(storing)
             await asyncio.shield(self._canceling)
         self.stop_turn()

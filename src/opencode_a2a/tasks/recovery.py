@@ -115,8 +115,10 @@ class Recovery:
         while True:
             try:
                 tasks = await self._recover_tasks(taken, all_tasks=all_tasks)
-                # As an earlier version of this program does not note what is due.
-                await self._database.write(webhooks.look_again, None if all_tasks else taken)
+                # For 2.0, until 3.0, which does not note what is due.
+                await self._database.write(
+                    webhooks.forget_last_changes, None if all_tasks else taken
+                )
                 self._database.dispatch("w")
                 await self._fleet.recover_errands(members)
                 await self._writer.commit()

@@ -14,13 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import NoReturn
+from typing import Annotated, NamedTuple, NoReturn
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import orjson
 import structlog
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
@@ -103,6 +103,8 @@ ROUTING = tuple(one.name for one in fields(Routing))
 class SendCommand:
     """A message that starts a task, or continues the one it names."""
 
+    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
+
     principal: Principal
     message: Message
     request: TurnRequest
@@ -115,9 +117,11 @@ class SendCommand:
     budget: Budget = UNLIMITED
     trace: str | None = None
     """The trace that the message came with, as ``telemetry.Trace`` stores it."""
-    seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
+    answerable: Annotated[Mapping[TaskId, int], Field(alias="seen")] = field(
+        default_factory=dict[TaskId, int]
+    )
     """In a forwarded message: by task, the highest request that a plain answer at the first replica
-    may be for (``RemoteLogs.answerable``)."""
+    may be for (``RemoteLogs.answerable``). Replicas of 2.0 know it by another name."""
     sign_in: int | None = None
     """The sign-in (``Status.sign_in``) that the message is about: it is refused if the task waits
     for another, or for none. It does not identify the message."""
@@ -132,8 +136,8 @@ class SendCommand:
         content: tuple[object, ...] = (self.message, self.task_id)
         if self.task_id is None:
             routing = self.request.routing
-            # A field that a later version added counts only if it is set: a repeat of a message
-            # that an earlier version took has to be recognised.
+            # For 2.0, until 3.0: a field that was added since counts only if it is set, so that a
+            # repeat of a message that such a version took is recognised.
             counted = {
                 name: value
                 for name in ROUTING
@@ -273,8 +277,12 @@ def _could_answer(command: SendCommand) -> bool:
     return bool(command.context_id or command.request.routing.session_id or references)
 
 
-Handled = tuple[TaskId, int, bool]
-"""The task that a message led to, and the rest of ``Submitted``."""
+class Handled(NamedTuple):
+    """What ``Submitted`` says, as replicas send it to each other: with the id of the task alone."""
+
+    task_id: TaskId
+    seq: int
+    repeat: bool = False
 
 
 class Sending:
@@ -329,7 +337,7 @@ class Sending:
                 )
             # A plain answer counts for what readers were shown, wherever they were.
             answerable = self._open.answerable_of_remote_tasks(command.principal)
-            command = replace(command, seen=answerable)
+            command = replace(command, answerable=answerable)
             # The sender may go away, but a message that is stored has to take effect, and so has
             # its webhook. If the task that it names has ended, any replica can say so.
             where = where or Anywhere(self._fleet.first)
@@ -352,8 +360,8 @@ class Sending:
             bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
             where = await self._fleet.where_message_belongs(command.context_id, routing, bound)
             handled = await self._handling.run(where, command)
-        task_id, seq, repeat = handled
-        return Submitted(await self._open.log(command.principal, task_id), seq, repeat)
+        log = await self._open.log(command.principal, handled.task_id)
+        return Submitted(log, handled.seq, handled.repeat)
 
     async def handle(self, member: Member, command: SendCommand) -> Handled:
         """Handle a message where it belongs; raise MovedError if that is not here."""
@@ -367,9 +375,9 @@ class Sending:
             await _check(command.principal, command.request, member.turns)
         admitted = await self.admit(command, member)
         if isinstance(admitted, TaskRow):
-            return TaskId(admitted.id), 0, True
+            return Handled(TaskId(admitted.id), 0, repeat=True)
         admitted.start(command.request, new_context=command.context_id is None)
-        return admitted.log.ref.id, admitted.log.state.seq, False
+        return Handled(admitted.log.ref.id, admitted.log.state.seq)
 
     # Which task a message is for
 
@@ -590,13 +598,19 @@ class Sending:
                 log = await self._open.log_of(earlier)
                 if command.message not in log.state.history:
                     raise InterruptNotFoundError(SETTLED)
-                return log.ref.id, 0, True
+                return Handled(log.ref.id, 0, repeat=True)
             if task is None:
                 raise UnsupportedOperationError(ENDED)
             await task.member.turns.check_reachable()
             log = task.log
             # Before the state is read: it may change while this waits.
-            answerable = await self._answerable(command, log, came)
+            at_sender, by_context = command.answerable.get(log.ref.id, 0), command.task_id is None
+            if by_context:
+                # Whether it may be late for another request of the context is known only here.
+                log.note_seen_number(at_sender)
+                at_sender = 0
+            await self._wait_until_seen(log, at_sender)
+            answerable = max(log.seen.answerable(came, by_context=by_context), at_sender)
             status = log.state.status
             if command.sign_in is not None and status.sign_in != command.sign_in:
                 refusal = InterruptNotFoundError(SETTLED)
@@ -612,25 +626,19 @@ class Sending:
                 case _:
                     return await self._add(command, task)
 
-    async def _answerable(self, command: SendCommand, log: TaskLog, came: float) -> int:
-        """Return the highest request of a task that a message may be for that names none.
+    async def _wait_until_seen(self, log: TaskLog, at_sender: int) -> None:
+        """Wait a moment if nobody was shown the latest request of a task, here or at the sender.
 
-        Waits a moment if nobody was shown what is pending: the notification that another replica
-        has shown it may be on its way. The state of the log is firm then, until the next await.
+        The notification that another replica has shown it may be on its way. The state of the log
+        is firm then, until the next await.
         """
         newest = max((one.number or 0 for one in log.state.status.pending), default=0)
-        answerable_at_sender, by_context = command.seen.get(log.ref.id, 0), command.task_id is None
-        if by_context:
-            # Whether it may be late for another request of the context is known only here.
-            log.note_seen_number(answerable_at_sender)
-            answerable_at_sender = 0
         until = time.monotonic() + SEEN_SECONDS
-        while max(log.seen.newest, answerable_at_sender) < newest:
+        while max(log.seen.newest, at_sender) < newest:
             if not self._database.census.has_others or time.monotonic() > until:
                 break
             await asyncio.sleep(SEEN_SECONDS / 20)
         await log.firm_state()
-        return max(log.seen.answerable(came, by_context=by_context), answerable_at_sender)
 
     async def _answer(self, command: SendCommand, task: OpenTask, answerable: int) -> Handled:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
@@ -673,7 +681,7 @@ class Sending:
             if isinstance(refused, FINAL_REFUSALS):
                 await self._database.write(message_write(command, log, refusal=refused))
             raise
-        return log.ref.id, seq, False
+        return Handled(log.ref.id, seq)
 
     async def _act_on_plan(
         self, command: SendCommand, task: OpenTask, plan: Interrupted, decision: PlanDecision
@@ -684,7 +692,7 @@ class Sending:
             seq = task.log.state.seq
             async with self._recording(command, task) as in_same_commit:
                 await task.cancel_plan(command.message, in_same_commit, plan)
-            return task.log.ref.id, seq, False
+            return Handled(task.log.ref.id, seq)
         self._check_place(routing, task)
         go, following = decision.wanted == "go", _next_routing(routing, planned)
         agent = following.agent
@@ -734,7 +742,7 @@ class Sending:
         seq = task.log.state.seq
         async with self._recording(command, task, request) as in_same_commit:
             await task.begin_next_turn(command.message, request, in_same_commit, plan)
-        return task.log.ref.id, seq, False
+        return Handled(task.log.ref.id, seq)
 
     async def _add(self, command: SendCommand, task: OpenTask) -> Handled:
         """Hand a message to the turn that runs."""
@@ -755,7 +763,7 @@ class Sending:
         seq = task.log.state.seq
         async with self._recording(command, task) as in_same_commit:
             await task.add(added, in_same_commit)
-        return task.log.ref.id, seq, False
+        return Handled(task.log.ref.id, seq)
 
     @asynccontextmanager
     async def _recording(

@@ -113,7 +113,7 @@ class TaskService:
             lambda: TypeAdapter(TaskName),
             lambda: TypeAdapter(type(None)),
         )
-        # Made only to be registered: replicas of an earlier version still make these calls.
+        # For 2.0, until 3.0: made only to be registered, since such replicas make these calls.
         OwnerCall(
             self.mailbox,
             "webhook",
@@ -277,7 +277,7 @@ class TaskService:
             await self._database.check_writable()
             ROUTINE.info("cancel requested", task_id=named.task_id, principal=named.principal)
             await task.cancel()
-            # A replica of an earlier version reads the task as soon as it has the reply.
+            # For 2.0, until 3.0: such a replica reads the task as soon as it has the reply.
             await task.log.until_ended()
 
     async def _end_unowned(self, principal: Principal, task_id: str) -> bool:
@@ -304,12 +304,9 @@ class TaskService:
         row = await self.put_webhook(new.principal, new.task_id, new.config, anew=new.anew)
         return row.config_id
 
-    async def delete_webhook(self, principal: Principal, task_id: str, config_id: str) -> None:
-        """Forget a webhook of a task, and what is being sent to it; there may be none."""
-        await self._webhooks.delete(await self.log(principal, task_id), config_id)
-
     async def _delete_webhook_for_other(self, _: Member, named: WebhookName) -> None:
-        await self.delete_webhook(named.principal, named.task_id, named.config_id)
+        log = await self.log(named.principal, named.task_id)
+        await self._webhooks.delete(log, named.config_id)
 
 
 def _read_token(token: str) -> Key:

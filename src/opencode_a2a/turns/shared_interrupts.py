@@ -167,7 +167,7 @@ class SharedInterrupts:
         """Return the owners of the errands whose interrupts an earlier process left open."""
 
         def load(row: InterruptRow) -> Owner:
-            # An earlier version did not store the rights; the deployment may allow less now.
+            # For 2.0, until 3.0: it did not store the rights; the deployment may allow less now.
             rights = load_known(Rights, orjson.loads(row.rights)) if row.rights else NARROWEST
             context_id, principal = ContextId(row.context_id), Principal(row.principal)
             return Owner(None, context_id, principal, rights & self._rights)
