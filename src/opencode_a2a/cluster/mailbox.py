@@ -141,8 +141,7 @@ class Mailbox:
         )
         reply = asyncio.get_running_loop().create_future()
         self._waiting[no] = _Waiting(reply, began, began + PATIENCE_SECONDS)
-        self._database.notify("m")
-        self._wake.set()  # this replica may have become the owner meanwhile
+        self._database.tell_all("m")  # this replica may have become the owner meanwhile
         outcome = "given_up"
         try:
             found = await reply
@@ -248,9 +247,7 @@ class Mailbox:
             logger.exception("a call of another replica failed", kind=row.kind)
             reply = _FAILED + dump_error(InternalError())
         if await self._database.write_until_stored(mail.store_reply, row.no, me, reply):
-            self._database.notify(f"r,{row.no}")
-            if row.no in self._waiting:
-                self._wake.set()
+            self._database.tell_all(f"r,{row.no}")
 
 
 # Errors, exactly as they were raised

@@ -407,6 +407,11 @@ class Database:
         for call in self.listeners:
             call(text)
 
+    def tell_all(self, text: str) -> None:
+        """Hand a notification to every listener of this process at once, and to other processes."""
+        self.dispatch(text)
+        self.notify(text)
+
     async def listen(self) -> None:
         """Dispatch the notifications of all processes, until this is cancelled."""
         await self._engine.listen(self)

@@ -90,7 +90,6 @@ class TaskService:
         webhooks: Webhooks,
     ) -> None:
         self._database = database
-        self._writer = writer
         self._fleet = fleet
         self._webhooks = webhooks
         self.remote_logs = RemoteLogs(database)
@@ -285,9 +284,8 @@ class TaskService:
         row = await self.open.row(principal, task_id)
         if not await end_unowned(self._database, row):
             return False
-        self._writer.notify([row.no])
+        self._database.tell_all(f"l,{row.no}")
         self._database.dispatch("w")
-        self.remote_logs.want([row.no])
         return True
 
     # Webhooks
