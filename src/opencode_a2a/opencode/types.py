@@ -581,7 +581,7 @@ def _known_text(value: object) -> object:
 
 
 _WORD = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s\"']+")
-_NUMBERED = re.compile(r"\$(\d+)")
+_NUMBERED = re.compile(r"\$(\d{1,9})")
 _SHELL = re.compile(r"!`([^`]+)`")
 _FILE = re.compile(r"(?<![\w`])@(\.?[^\s`,.]*(?:\.[^\s`,.]+)*)")
 _PLAIN = re.compile(r"[\w./:@=,+][\w./:@=,+-]*")
