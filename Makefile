@@ -110,7 +110,7 @@ OPENCODE2 := node_modules/@opencode-ai/cli-linux-x64-baseline/bin/opencode2
 ON_OPENCODE2 := $(addprefix tests/live/test_,$(addsuffix .py,adoption answers background chat \
 	commands differences durability environment extensions_contract extensions_inspect \
 	extensions_interrupts extensions_sessions facts failures fleet grants interrupts kills operations \
-	outages peers process replicas sessions steering storage traces turns))
+	outages patches peers process replicas sessions steering storage traces turns))
 test-opencode2: $(PACKAGES) $(TEST_PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_UNDER_TEST="$(CURDIR)/$(OPENCODE2)" $(BIN)/pytest -p no:xdist \
 		$(shell sed -n "s/^\(tests[^ ]*\).*/--deselect '\1'/p" tests/live/differs-2.txt) \

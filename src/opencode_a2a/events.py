@@ -211,6 +211,19 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchedFile:
+    """What a patch does to a file."""
+
+    kind: Literal["add", "change", "delete", "move"]
+    path: str
+    to: str | None = None
+    """Where the file is moved to."""
+    replaces: bool | None = None
+    """Whether a file is there already that the added or moved one takes the place of; None if that
+    cannot be told from here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """A person is asked and waited for: a permission, one or more questions, or a plan to approve.
 
@@ -245,6 +258,10 @@ class Interrupted:
     """The message of the tool call: a provider may use the id of a call again in another one."""
     links: dict[str, str] = field(default_factory=dict[str, str])
     """Where the files really are that the request names by a symbolic link."""
+    changes: list[PatchedFile] = field(default_factory=list[PatchedFile])
+    """What a patch does to each of its files."""
+    tells_reason: bool = True
+    """Whether the model is given the reason of a refusal."""
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
@@ -253,7 +270,8 @@ class Interrupted:
         for question in fields["questions"]:
             options = [load_known(QuestionOption, option) for option in question["options"]]
             questions.append(load_known(Question, {**question, "options": options}))
-        return load_known(cls, {**fields, "questions": questions})
+        changes = [load_known(PatchedFile, change) for change in fields.get("changes", ())]
+        return load_known(cls, {**fields, "questions": questions, "changes": changes})
 
 
 Resolution = Literal["once", "always", "rejected", "replied", "approved", "expired", "void"]
@@ -269,7 +287,9 @@ class Resumed:
     by: str | None = None
     """The principal that settled it, or the rule, grant or deadline that did."""
     reason: str | None = None
-    """Nothing sets it; the published metadata of an interrupt declare it."""
+    """What the person gave as the reason of a refusal."""
+    scope: Literal["task", "context"] | None = None
+    """Where the person has allowed later requests of the kind, too."""
 
 
 @dataclass(frozen=True, slots=True)

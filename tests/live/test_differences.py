@@ -1,5 +1,6 @@
 """What OpenCode 2 does otherwise than OpenCode 1, as a caller meets it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,67 @@ async def test_approvals_are_as_strict_as_on_opencode_1(
     assert (stage.workspace / "hello.txt").read_text() == "hello\n"
     assert (asked.state, ended.state) == ("input_required", "failed")
     assert saved["data"] == []
+
+
+@pytest.mark.requirement("I24")
+async def test_each_call_of_a_program_is_asked_for_by_itself(
+    asking_backstage: Backstage, serve: Serve
+) -> None:
+    person = Caller(await serve(asking_backstage))
+    calls = ", ".join(f"tools.echo.say({{ word: WORDS[{n}] }})" for n in range(3))
+    code = f"const WORDS = 'abc'; return await Promise.all([{calls}])"
+
+    asked = await person.send(script({"tool": "execute", "input": {"code": code}}, {"say": "done"}))
+    async with asyncio.timeout(60):
+        while len(asked.interrupt["waiting"]) < 3:
+            asked = await person.get(asked.id)
+    with pytest.raises(RefusedError):
+        await person.send("yes", task=asked.id)
+    left = await person.send("1 yes", task=asked.id)
+    await person.cancel(asked.id)
+
+    assert asked.interrupt["waiting"] == [1, 2, 3]
+    assert asked.said.count("The arguments of this call are not known") == 3
+    assert (left.state, left.interrupt["waiting"]) == ("input_required", [2, 3])
+
+
+@pytest.mark.requirement("I24")
+async def test_a_grant_for_a_command_that_ends_with_a_star_is_for_that_command(
+    asking_backstage: Backstage, serve: Serve
+) -> None:
+    person = Caller(await serve(asking_backstage))
+    commands = ("echo *", "echo *", "echo /root SECRET")
+    steps = [[{"tool": "bash", "input": {"command": one, "description": "d"}}] for one in commands]
+
+    first = await person.send(script(*steps, [{"say": "done"}]))
+    other = await person.send("yes for this task", task=first.id)
+    (grant,) = (await person.method("a2a.interrupt.grants.list"))["items"]
+    await person.cancel(first.id)
+
+    assert "to allow exactly this command without being asked again" in first.said
+    assert first.said.count("echo *") == 1
+    assert (grant["patterns"], grant["exact"]) == (["echo *"], "echo *")
+    assert (other.state, "echo /root SECRET" in other.said) == ("input_required", True)
+
+
+@pytest.mark.requirement("I24")
+async def test_a_field_that_the_tool_ignores_is_told_as_that(
+    asking_backstage: Backstage, serve: Serve
+) -> None:
+    person = Caller(await serve(asking_backstage))
+    given = {"path": "hello.txt", "filePath": "README.md", "oldString": "hello", "newString": "x"}
+
+    asked = await person.send(
+        script({"tool": "edit", "raw": orjson.dumps(given).decode()}, {"say": "done"})
+    )
+    refused = await person.send("no: not now", task=asked.id)
+
+    lines = asked.said.splitlines()
+    assert lines[1:4] == [
+        "Input of edit:",
+        "    filePath: hello.txt",
+        "    filePath (not used): README.md",
+    ]
+    assert "with a reason after a colon if you like (this OpenCode does not give it" in asked.said
+    assert asked.interrupt["details"]["tells_reason"] is False
+    assert refused.state in ("completed", "rejected")

@@ -239,6 +239,7 @@ async def test_a_sub_agent_asks_through_the_task_that_started_it(person: Caller)
     assert asked.interrupt["session_id"] != asked.session_id
     assert asked.interrupt["details"]["tool"]["input"]["command"] == "echo ran"
     assert asked.interrupt["details"]["origin"] == {"type": "sub-agent", "title": "look"}
+    assert "\nAsked by the sub-agent:\n    look\n" in asked.said
     assert ended.state == "completed"
     assert "child saw ran" in ended.tools[0]["output"]
 

@@ -20,8 +20,9 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.managed import USERNAME, ManagedOpenCode
+from opencode_a2a_demo.chat import MODEL
 from opencode_a2a_demo.script import enclose
-from opencode_a2a_demo.server import PRICES, DemoModel, opencode_config
+from opencode_a2a_demo.server import PRICES, PROVIDER, DemoModel, opencode_config
 
 T = TypeVar("T")
 
@@ -108,10 +109,13 @@ class Backstage:
 
     async def _start(self) -> None:
         await self.model.__aenter__()
+        config: dict[str, Any] = {**opencode_config(self.model.url, PRICES), **self._config}
+        models = config["provider"][PROVIDER]["models"]
+        models.setdefault(config["model"].partition("/")[2], models[MODEL])  # by another name
         self.opencode = ManagedOpenCode(
             OpenCodeSettings(command=self._command, startup_timeout=90),
             os.environ,
-            config={**opencode_config(self.model.url, PRICES), **self._config},
+            config=config,
             state=self._state,
             directory=self.workspace,
         )

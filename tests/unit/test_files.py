@@ -1,12 +1,13 @@
 """Where the files are that a request is about."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from opencode_a2a.events import Interrupted, Json, JsonObject
+from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
 from opencode_a2a.ids import RequestId, SessionId
-from opencode_a2a.turns.files import links
+from opencode_a2a.turns.files import changes, looked_up
 
 
 def asked(directory: str | None, metadata: JsonObject, given: JsonObject) -> Interrupted:
@@ -20,6 +21,14 @@ def asked(directory: str | None, metadata: JsonObject, given: JsonObject) -> Int
         tool_input=given,
         directory=directory,
     )
+
+
+def seen(request: Interrupted) -> Interrupted:
+    return looked_up(replace(request, changes=changes(request)))
+
+
+def links(request: Interrupted) -> dict[str, str]:
+    return seen(request).links
 
 
 @pytest.fixture
@@ -63,3 +72,61 @@ def test_every_path_of_a_request_is_looked_at(root: Path) -> None:
     assert [*links(asked(str(root), {"filepath": out}, {}))] == [out]
     assert links(asked("/no/such/directory", {"filepath": out}, {})) == {}
     assert links(asked(None, {"filepath": out}, {})) == {}
+
+
+PATCH = "\n".join(
+    [
+        "*** Begin Patch",
+        "*** Update File: src/a.py",
+        "@@",
+        "-x",
+        "+*** Delete File: not/a/head.py",
+        "*** Update File: b.py",
+        "*** Move to: out/old.py",
+        "*** Add File: src/a.py",
+        "+new",
+        "*** Delete File: out/x.py",
+        "*** End Patch",
+    ]
+)
+
+
+@pytest.mark.requirement("I24")
+def test_every_file_of_a_patch_is_named_with_what_happens_to_it(root: Path) -> None:
+    (root / "out" / "old.py").touch()
+    told: list[Json] = [
+        {"file": "src/a.py", "status": "modified"},
+        {"file": "out/old.py", "status": "modified"},
+        {"file": "src/more.py", "status": "added"},
+    ]
+
+    request = asked(str(root), {"files": told}, {"patchText": PATCH})
+
+    assert seen(request).changes == [
+        PatchedFile("change", "src/a.py"),
+        PatchedFile("move", "b.py", "out/old.py", replaces=True),
+        PatchedFile("add", "src/a.py", replaces=True),
+        PatchedFile("delete", "out/x.py"),
+        PatchedFile("add", "src/more.py", replaces=False),  # OpenCode names it, and the patch not
+    ]
+    assert [*links(request)] == ["out/old.py", "b.py", "out/x.py"]
+    elsewhere = replace(request, directory="/no/such/directory")
+    assert {one.replaces for one in seen(elsewhere).changes} == {None}
+
+
+def test_the_record_tells_what_happens_where_the_patch_is_not_known(root: Path) -> None:
+    told: list[Json] = [
+        {"filePath": "/w/a", "type": "update"},
+        {"filePath": "/w/b", "type": "move", "movePath": "/w/c"},
+        {"filePath": "/w/d", "type": "delete"},
+        {"file": "e", "status": "deleted"},
+        {"file": "f", "status": 7},
+    ]
+
+    assert changes(asked(str(root), {"files": told}, {})) == [
+        PatchedFile("change", "/w/a"),
+        PatchedFile("move", "/w/b", "/w/c"),
+        PatchedFile("delete", "/w/d"),
+        PatchedFile("delete", "e"),
+        PatchedFile("change", "f"),
+    ]

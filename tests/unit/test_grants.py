@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 import sqlalchemy as sa
 from hypothesis import example, given
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import schema
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.turns.policy import Grant, Grants, fits, give
-from opencode_a2a.turns.shell import is_plain
+from opencode_a2a.turns.shell import can_be_wider, is_plain
 from tests.support import stores
 
 RENAME = "ALTER TABLE {} RENAME TO {}"
@@ -281,3 +284,36 @@ async def test_a_database_that_is_away_is_waited_for_when_a_permission_is_asked(
             grant = await asking
     assert grant is not None
     assert grant.request_id == ASKED.request_id
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("line", ["echo *", "*", "git log *", "ls"])
+def test_a_pattern_that_is_the_command_itself_allows_it_alone(line: str) -> None:
+    asked = replace(command(line), metadata={}, always=[line])
+
+    with sa.create_engine("sqlite://").begin() as connection:
+        schema.metadata.create_all(connection)
+        grant = give(connection, ANN, asked, "task", 1)
+
+    assert grant.covers(ANN, asked)
+    for other in (f"{line[:-2]} /root SECRET", f"{line} x", "git log -1", "echo", "git log"):
+        assert not grant.covers(
+            ANN, replace(asked, tool_input={"command": other}, patterns=[other])
+        )
+    unknown = replace(asked, tool_input=None)
+    assert not grant.covers(ANN, unknown)
+    assert not can_be_wider(unknown)
+
+
+async def test_a_grant_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    line = "a | b"
+    stored = orjson.dumps(["git status *", line])
+    row = GrantRow("g", "ann", "c1", "", "/work", "bash", stored, "per_0", 1)
+
+    async with Database(stores.url(tmp_path)) as database:
+        await database.write(grant_rows.add, row)
+        (grant,) = await Grants(database).held(ANN.principal, [], 9)
+
+    assert grant.covers(ANN, command(line))
+    assert grant.covers(ANN, command("git status -s"))
+    assert not grant.covers(ANN, command("git log"))

@@ -6,7 +6,7 @@ import pytest
 
 from opencode_a2a.a2a.texts import interrupt_text
 from opencode_a2a.a2a.types import timestamp
-from opencode_a2a.events import Interrupted, Json, Question, QuestionOption
+from opencode_a2a.events import Interrupted, Json, PatchedFile, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.printable import visible
 from opencode_a2a.turns.answers import accepted
@@ -159,12 +159,11 @@ def test_the_record_comes_before_what_the_model_sent_besides() -> None:
         tool_input={"url": url, "format": "text", "command": "https://docs.example/"},
     )
 
-    assert interrupt_text((asked,)).splitlines()[1:9] == [
+    assert interrupt_text((asked,)).splitlines()[1:8] == [
         "URL:",
         f"    {url}",
         "OpenCode's record:",
         "    format: text",
-        f"For: {url}",
         "Input of webfetch:",
         "    command: https://docs.example/",
         "",
@@ -279,3 +278,113 @@ def test_a_huge_patch_is_shown_whole() -> None:
 def test_times_are_spelled_with_milliseconds_and_z() -> None:
     assert timestamp(0) == "1970-01-01T00:00:00.000Z"
     assert timestamp(AT) == "2026-11-15T09:00:00.123Z"
+
+
+@pytest.mark.requirement("I24")
+def test_a_patch_is_shown_as_it_was_sent_with_what_happens_to_each_file() -> None:
+    sent = (
+        "*** Begin Patch\n*** Update File: app.py\n*** Move to: old/app.py.bak\n@@\n-        a\n+b"
+    )
+    told: Json = {"file": "old/app.py.bak", "status": "modified", "patch": "-a\n+b"}
+    asked = replace(
+        EDIT,
+        patterns=["app.py", "old/app.py.bak", "app"],
+        metadata={"filepath": "old/app.py.bak", "diff": "-a\n+b", "files": [told]},
+        tool="patch",
+        tool_input={"patchText": sent},
+        changes=[
+            PatchedFile("move", "app.py", "old/app.py.bak", replaces=True),
+            PatchedFile("add", "new.py", replaces=False),
+            PatchedFile("add", "old.py", replaces=True),
+            PatchedFile("add", "n\no.py"),
+            PatchedFile("change", "c.py"),
+            PatchedFile("delete", "d.py"),
+        ],
+    )
+
+    assert interrupt_text((asked,)).splitlines()[1:20] == [
+        "Files:",
+        "    moves app.py to old/app.py.bak, which exists and is replaced",
+        "    adds new.py",
+        "    replaces old.py, which exists",
+        "    writes n⟨U+000A⟩o.py, whether it exists or not",
+        "    changes c.py",
+        "    deletes d.py",
+        "Change:",
+        "    -a",
+        "    +b",
+        "For: app",
+        "Input of patch:",
+        "    patchText: *** Begin Patch",
+        "        *** Update File: app.py",
+        "        *** Move to: old/app.py.bak",
+        "        @@",
+        "        -        a",
+        "        +b",
+        "",
+    ]
+
+
+@pytest.mark.requirement("I24")
+def test_a_text_is_left_out_only_if_the_patch_has_each_of_its_lines() -> None:
+    def shown(diff: str, content: str) -> bool:
+        given: dict[str, Json] = {"filePath": "/w/a.py", "content": content}
+        asked = replace(EDIT, metadata={"diff": diff}, tool="write", tool_input=given)
+        return "content:" in interrupt_text((asked,))
+
+    assert not shown("@@ -1,0 +1,2 @@\n+    a\n+    b\n", "    a\n    b\n")
+    assert not shown("-say hello\n+say bye\n", "bye")
+    assert shown("@@ -1,0 +1,2 @@\n+a\n+b\n", "    a\n    b\n")
+    assert shown("+a\n+b\n+d\n", "a\nc\nd")
+
+
+@pytest.mark.requirement("I24")
+def test_a_call_of_a_program_is_never_taken_for_another() -> None:
+    called = replace(
+        CUSTOM_TOOL, permission="bank_pay", call_id="call_1", number=1, tool="execute",
+        tool_input={"code": "await Promise.all(who.map((to) => tools.bank.pay({ to })))"},
+    )  # fmt: skip
+    again = replace(called, request_id=RequestId("per_9"), call_id="call_2", number=2)
+
+    text = interrupt_text((called, again))
+
+    assert text.startswith("2 requests wait for an answer.")
+    assert text.count("The arguments of this call are not known") == 2
+    unknown = [replace(one, tool=None, tool_input=None) for one in (called, again)]
+    assert interrupt_text((*unknown,)).startswith("2 requests")
+    # One call that asks twice means two things.
+    pay = replace(called, tool="bank_pay", tool_input={"to": "x"})
+    assert interrupt_text(
+        (pay, replace(again, tool="bank_pay", tool_input={"to": "x"}))
+    ).startswith("Request 2: OpenCode asks for permission to use bank_pay (bank_pay), 2 times.")
+    twice = replace(pay, request_id=RequestId("per_9"), number=2)
+    assert interrupt_text((pay, twice)).startswith("2 requests")
+
+
+def test_a_sub_agent_is_named_and_cannot_speak_for_opencode() -> None:
+    title = "x\nRequest 2: OpenCode asks"
+
+    for asked in (BASH, ASK):
+        lines = interrupt_text((replace(asked, origin=title),)).splitlines()
+        place = lines.index("Asked by the sub-agent:")
+        assert lines[place + 1] == "    x⟨U+000A⟩Request 2: OpenCode asks"
+
+
+def test_a_command_is_said_once() -> None:
+    line = "if grep -q a b; then echo " + "x" * 1000 + "; fi"
+    asked = replace(
+        BASH, patterns=[line], always=[line], metadata={}, tool="bash", allows_always=False,
+        tool_input={"command": line, "workdir": "/x"}, directory="/w", tells_reason=False,
+    )  # fmt: skip
+
+    text = interrupt_text((asked,))
+
+    assert text.count(line) == 1
+    assert text.splitlines()[1:5] == [
+        "Command:",
+        f"    {line}",
+        "Input of bash:",
+        "    workdir: /x",
+    ]
+    assert '"yes for this conversation" to allow exactly this command in /x without' in text
+    assert "if you like (this OpenCode does not give it to the model)." in text

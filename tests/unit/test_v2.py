@@ -278,13 +278,13 @@ def test_an_edit_shows_its_change_before_it_is_allowed() -> None:
         (
             "edit",
             {"path": ".env", "filePath": "README.md", "oldString": "a"},
-            {"filePath": ".env", "path": "README.md", "oldString": "a"},
+            {"filePath": ".env", "filePath (not used)": "README.md", "oldString": "a"},
         ),
         ("read", {"path": "/etc/passwd"}, {"filePath": "/etc/passwd"}),
         (
             "subagent",
             {"agent": "build", "subagent_type": "explore", "prompt": "p"},
-            {"subagent_type": "build", "agent": "explore", "prompt": "p"},
+            {"subagent_type": "build", "subagent_type (not used)": "explore", "prompt": "p"},
         ),
         ("grep", {"pattern": "x", "path": "/etc"}, {"pattern": "x", "path": "/etc"}),
     ],

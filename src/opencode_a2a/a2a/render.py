@@ -54,6 +54,7 @@ from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, Part
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.turns.answers import Scope, groups
+from opencode_a2a.turns.shell import can_be_wider
 
 _PLACES: dict[Channel | type[ArtifactEvent], int] = {
     kind: place
@@ -249,14 +250,16 @@ def interrupt(event: Interrupted, scopes: Sequence[Scope] = ("task", "context"))
         details = compact(
             replies=["once", *(["always"] if event.allows_always else []), "reject"],
             # A wider grant is offered only if OpenCode says what else it could allow.
-            scopes=[*scopes] if event.always and scopes else None,
+            scopes=[*scopes] if scopes and can_be_wider(event) else None,
             origin=origin,
             permission=event.permission,
             patterns=[*event.patterns],
             always=[*event.always],
             metadata=event.metadata,
             tool=tool,
+            tells_reason=None if event.tells_reason else False,
             links={**event.links} or None,
+            changes=[compact(**asdict(change)) for change in event.changes] or None,
         )
     elif event.type == "plan":
         details = compact(replies=["go"])
@@ -354,6 +357,7 @@ def _status_update(event: StatusEvent, number: int, status: Status, ref: TaskRef
                 resolution=event.resolution,
                 by=event.by,
                 reason=event.reason,
+                scope=event.scope,
             )
             source, shared["interrupt"] = "interrupt", answered
         case Finished():

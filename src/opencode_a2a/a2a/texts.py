@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 import orjson
 
 from opencode_a2a.a2a.types import timestamp
-from opencode_a2a.events import Interrupted, Json, JsonObject
+from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
 from opencode_a2a.printable import visible, visible_line
-from opencode_a2a.turns.answers import accepted, groups
+from opencode_a2a.turns.answers import accepted, groups, in_program
+from opencode_a2a.turns.shell import command_line, wider_patterns
 
 TITLES = {
     "bash": "run a command",
@@ -30,8 +31,10 @@ TITLES = {
 _SHOWN = {"command": "Command", "url": "URL", "diff": "Change"}
 _HEAD = re.compile(r"Index: (.+)\n=+\n--- \1\t?\n\+\+\+ \1\t?\n(?=@@ )")
 """The head of a patch as OpenCode makes it, which names the file three times."""
-_IN_DIFF = {"filePath", "oldString", "newString", "replaceAll", "content", "edits", "patchText"}
+_IN_DIFF = {"filePath", "replaceAll"}
 """Fields of the tools that change files, whose effect the patch shows."""
+_LINES_IN_DIFF = {"oldString", "newString", "content"}
+"""The same, if the patch has each of their lines: OpenCode takes common indentation away."""
 _ROOM = 400
 """Characters of what a broader answer allows for which the sentence about answers has room."""
 _SAYING = {"bash", "shell", "task"}
@@ -77,6 +80,8 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
             for place, option in enumerate(question.options, 1):
                 detail = f" - {option.description}" if option.description else ""
                 lines.append(f"  {place}. {_hanging(option.label + detail)}")
+    if asked.origin is not None:
+        lines.append(_block("Asked by the sub-agent", visible_line(asked.origin)))
     lines += ["", accepted(asked)]
     if first.expires_at is not None:
         then = asked.default or "the request is rejected"
@@ -87,6 +92,10 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
 def _permission(asked: Interrupted) -> Iterator[str]:
     """Yield what would be allowed, all of it."""
     record, given = asked.metadata, asked.tool_input or {}
+    if command_line(asked) is not None and "command" not in record:
+        record = {**record, "command": given["command"]}  # 2.x has it in the input alone
+    if asked.changes:
+        yield "\n".join(["Files:", *(f"    {_change(one)}" for one in asked.changes)])
     for key, label in _SHOWN.items():
         value = record.get(key)
         if key == "diff" and isinstance(value, str) and (head := _head(value, record)):
@@ -97,6 +106,9 @@ def _permission(asked: Interrupted) -> Iterator[str]:
         yield f"A symbolic link leads from {visible_line(path)} to {visible_line(real)}"
     rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
     match record:
+        case {"files": [*files]} if files and asked.changes:
+            rest = [one for one in rest if one[0] not in {"files", "filepath"}]
+            rest += [("file", one) for one in files if not _is_named(one)]
         case {"diff": str(patch), "files": [*files]} if patch:
             rest = [one for one in rest if one[0] not in {"files", "filepath"}]
             told = (one for one in files if isinstance(one, dict))
@@ -107,30 +119,81 @@ def _permission(asked: Interrupted) -> Iterator[str]:
             pass
     if rest:
         yield _fields("OpenCode's record", rest)
-    if asked.patterns and asked.patterns != ["*"]:
-        yield "For: " + ", ".join(map(visible_line, asked.patterns))
-    covered = {key.lower(): value for key, value in record.items()}
-    rest = [
-        (key, value)
-        for key, value in given.items()
-        if covered.get(key.lower()) != value
-        and not (key in _IN_DIFF and record.get("diff"))
-        and not (key == "description" and asked.tool in _SAYING)
-    ]
-    if asked.call_id is not None and asked.tool_input is None:
-        yield "The input of this call is not known: OpenCode did not tell it."
-    if rest:
-        yield _fields(
-            f"Input of {visible_line(asked.tool or asked.permission or 'the tool')}", rest
-        )
+    yield from _sent(asked, record)
     said = given.get("description") if asked.tool in _SAYING else None
     if words := record.get("description") or said:
         yield _block("The agent says", words)
-    wider = ", ".join(map(visible_line, asked.always))
+    patterns = asked.always if asked.allows_always else wider_patterns(asked)
+    wider = ", ".join(map(visible_line, patterns))
     if wider and asked.allows_always:
         yield f"Always would mean: {wider}"
     elif len(wider) > _ROOM:
         yield f'"yes for this task" would mean: {wider}'
+
+
+def _sent(asked: Interrupted, record: JsonObject) -> Iterator[str]:
+    """Yield what the record does not tell: patterns, and the rest of the input of the call."""
+    given = asked.tool_input or {}
+    told = [command_line(asked), record.get("url"), given.get("filePath")]
+    told += [path for one in asked.changes for path in (one.path, one.to)]
+    if asked.patterns != ["*"] and (more := [one for one in asked.patterns if one not in told]):
+        yield "For: " + ", ".join(map(visible_line, more))
+    covered = {key.lower(): value for key, value in record.items()}
+    patch = record.get("diff")
+    lines = {line[1:] for line in patch.split("\n")} if isinstance(patch, str) else set[str]()
+    rest = [
+        (key, value)
+        for key, value in given.items()
+        if covered.get(key.lower()) != value
+        and not (patch and key in _IN_DIFF)
+        and not (patch and key in _LINES_IN_DIFF and _all_in(lines, value))
+        and not (key == "description" and asked.tool in _SAYING)
+    ]
+    if asked.call_id is not None and asked.tool_input is None:
+        yield "The input of this call is not known: OpenCode did not tell it."
+    if in_program(asked):
+        yield (
+            "The arguments of this call are not known: OpenCode tells only the program that makes "
+            "it, and that may make it with any arguments."
+        )
+    if rest:
+        yield _fields(
+            f"Input of {visible_line(asked.tool or asked.permission or 'the tool')}", rest
+        )
+
+
+def _is_named(file: Json) -> bool:
+    return isinstance(file, dict) and bool({"file", "filePath"} & file.keys())
+
+
+def _change(change: PatchedFile) -> str:
+    """Return what a patch does to a file; one that OpenCode calls new may be there already."""
+    path = visible_line(change.path)
+    match change:
+        case PatchedFile(kind="delete"):
+            return f"deletes {path}"
+        case PatchedFile(kind="change"):
+            return f"changes {path}"
+        case PatchedFile(kind="add", replaces=False):
+            return f"adds {path}"
+        case PatchedFile(kind="add", replaces=True):
+            return f"replaces {path}, which exists"
+        case PatchedFile(kind="add"):
+            return f"writes {path}, whether it exists or not"
+        case PatchedFile(to=to, replaces=replaces):
+            where = "" if replaces is False else ", which exists and is replaced"
+            if replaces is None:
+                where = ", whether that exists or not"
+            return f"moves {path} to {visible_line(to or '')}{where}"
+
+
+def _all_in(lines: set[str], value: Json) -> bool:
+    """Whether a text is in these lines; it may begin and end within one."""
+    if not isinstance(value, str):
+        return False
+    first, *rest = value.split("\n")
+    ends = (first, *rest[-1:])
+    return lines.issuperset(rest[:-1]) and all(any(end in one for one in lines) for end in ends)
 
 
 def _short(path: str, asked: Interrupted) -> str:

@@ -156,6 +156,7 @@ class GrantItem(Payload):
     task_id: str | None = None
     permission: str
     patterns: list[str]
+    exact: str | None = None
     directory: str
     request_id: str
     given_at: str
@@ -213,6 +214,8 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
     """List what the caller has allowed for a task or a context and what still holds.
 
     The newest come first, at most a thousand. A grant ends with its task, or when it is revoked.
+    Of the patterns, the one that is also `exact` is a command line, in which no star stands for
+    anything else.
     """
     grants = await call.interrupts.grants.held(call.principal, [*TERMINAL], MOST_GRANTS)
     items = [
@@ -222,7 +225,8 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
             context_id=grant.context_id,
             task_id=grant.task_id,
             permission=grant.permission,
-            patterns=[*grant.patterns],
+            patterns=[*grant.patterns, *([grant.exact] if grant.exact else [])],
+            exact=grant.exact,
             directory=grant.directory,
             request_id=grant.request_id,
             given_at=timestamp(grant.given_at),

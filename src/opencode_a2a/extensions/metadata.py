@@ -141,10 +141,11 @@ _TOOL_FIELDS = ("call_id", "tool", "status", "title", "input", "output", "error"
 _INTERRUPT_FIELDS = (
     "request_id", "number", "type", "phase", "session_id", "details",
     "asked_at", "expires_at", "default", "waiting", "resolution", "by", "reason",
+    "scope",
 )  # fmt: skip
 _DETAIL_FIELDS = (
     "permission", "patterns", "always", "replies", "scopes", "questions",
-    "origin", "metadata", "tool", "links",
+    "origin", "metadata", "tool", "links", "changes", "tells_reason",
 )  # fmt: skip
 _USAGE_FIELDS = (
     "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens",

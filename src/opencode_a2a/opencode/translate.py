@@ -74,6 +74,7 @@ def interrupted(
             request.patterns,
             request.always,
             request.metadata,
+            tells_reason=request.tells_reason,
         )
     tool, tool_input = call or (None, None)
     return replace(

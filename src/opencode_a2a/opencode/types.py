@@ -485,6 +485,8 @@ class PermissionRequest(Wire):
     always: list[str] = []
     metadata: Annotated[ShownObject, Fields] = {}
     tool: Annotated[ToolRef | None, Shown] = None
+    tells_reason: bool = True
+    """Whether the model is given the reason of a refusal; not a field of OpenCode."""
 
 
 class QuestionRequest(Wire):

@@ -21,7 +21,12 @@ from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Message
 from opencode_a2a.printable import visible_line
 from opencode_a2a.rights import FULL, QUESTION, SHELL, Rights
-from opencode_a2a.turns.shell import directory_of, exact_command
+from opencode_a2a.turns.shell import (
+    can_be_wider,
+    directory_of,
+    exact_command,
+    wider_patterns,
+)
 
 Scope = Literal["task", "context"]
 
@@ -107,7 +112,7 @@ def check_allowed(
             raise InvalidParamsError.of("reply", text, text)
         case PermissionReply(scope=str(scope)):
             problem = None
-            if not asked.always:
+            if not can_be_wider(asked):
                 problem = "OpenCode does not say what else this would allow"
             elif owner is None or (scope == "task" and owner.task_id is None):
                 problem = "the work was not begun by a task"
@@ -302,14 +307,35 @@ def understand_plan_answer(message: Message, asked: Interrupted, seen: int) -> P
     return PlanDecision("go", rest.removeprefix(":").strip() or None)
 
 
+def knows_input(asked: Interrupted) -> bool:
+    """Whether the input of the call is known that a permission is for."""
+    return asked.call_id is None or (asked.tool_input is not None and not in_program(asked))
+
+
+def in_program(asked: Interrupted) -> bool:
+    """Whether a program of the model makes the call: OpenCode 2 then tells only the program."""
+    return asked.tool == PROGRAM and asked.permission != PROGRAM
+
+
+PROGRAM = "execute"
+"""The tool that runs programs of the model, which can call other tools."""
+
+
 def same_request(one: Interrupted, other: Interrupted) -> bool:
-    """Whether two permissions ask for exactly the same, so that one answer holds for both."""
+    """Whether two permissions ask for exactly the same, so that one answer holds for both.
+
+    They do not if what their calls are given is not known, nor if one call asks twice.
+    """
 
     def content(asked: Interrupted) -> tuple[object, ...]:
         what = (asked.permission, asked.patterns, asked.always, asked.metadata)
         return (*what, asked.tool, asked.tool_input, asked.directory)
 
-    return one.type == other.type == "permission" and content(one) == content(other)
+    def call(asked: Interrupted) -> tuple[str | None, ...]:
+        return asked.session_id, asked.call_message_id, asked.call_id
+
+    known = knows_input(one) and (one.call_id is None or call(one) != call(other))
+    return known and one.type == other.type == "permission" and content(one) == content(other)
 
 
 def groups(pending: Sequence[Interrupted]) -> list[tuple[Interrupted, ...]]:
@@ -453,26 +479,29 @@ def accepted(asked: Interrupted) -> str:
         )
     if asked.type == "permission":
         always = ' "always" to allow it from now on,' if asked.allows_always else ""
-        if asked.always:
-            covered = ", ".join(map(visible_line, asked.always))
+        unheard = "" if asked.tells_reason else " (this OpenCode does not give it to the model)"
+        if can_be_wider(asked):
+            covered = ", ".join(map(visible_line, wider_patterns(asked)))
             fitting = (
                 f"what fits {covered}"
                 if covered != "*"
                 else f"every use of {visible_line(asked.permission or '')}"
             )
             if asked.permission == SHELL:
-                also = "" if exact_command(asked) is None else "exactly this and "
                 place = directory_of(asked)
                 within = "" if place in (None, asked.directory) else f" in {visible_line(place)}"
-                plain = f"plain commands{within} (no redirection, pipe, …)"
-                fitting = f"{also}{plain} that fit {covered}"
+                exact = "" if exact_command(asked) is None else "exactly this"
+                plain = f"plain commands{within} (no redirection, pipe, …) that fit {covered}"
+                if not covered:
+                    plain = f" command{within}"
+                fitting = f"{exact} and {plain}" if exact and covered else f"{exact}{plain}"
             always = (
                 ' "yes for this task" or "yes for this conversation" to allow '
                 f"{fitting[:500]} without being asked again,{always}"
             )
         return (
             f'Answer "once" (or "yes") to allow it this time,{always} '
-            'or "reject" (or "no"), with a reason after a colon if you like.'
+            f'or "reject" (or "no"), with a reason after a colon if you like{unheard}.'
         )
     free = any(question.custom for question in asked.questions)
     lines = ["Answer with an option's label or number" + (", or in your own words" if free else "")]

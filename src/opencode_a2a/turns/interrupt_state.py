@@ -38,7 +38,7 @@ from typing import Protocol
 from opencode_a2a.events import Emitted, Interrupted, Resumed
 from opencode_a2a.ids import Owner
 from opencode_a2a.messages import Answered
-from opencode_a2a.turns.answers import Answer
+from opencode_a2a.turns.answers import Answer, PermissionReply
 
 CLOCK, ELSEWHERE = "deadline", "elsewhere"
 """Recorded as ``by`` when an interrupt was settled by no principal, grant or rule."""
@@ -184,6 +184,16 @@ def judge_end(
         # It was dropped with the end of the turn, or, while OpenCode works on, answered.
         return Settlement(event, answered_past_us=busy and not ending)
     return Settlement(replace(event, by=ELSEWHERE), answered_past_us=True)
+
+
+def told_by(resumed: Resumed, answer: Answer | None) -> Resumed:
+    """Return the end of an interrupt with what a person said besides yes or no."""
+    match answer:
+        case Answer(reply=PermissionReply(scope=scope, message=reason)):
+            by_person = answer.by == resumed.by and resumed.resolution != "expired"
+            return replace(resumed, scope=scope, reason=reason) if by_person else resumed
+        case _:
+            return resumed
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ from opencode_a2a.turns.interrupt_state import (
     Stage,
     StoredInterrupt,
     judge_end,
+    told_by,
 )
 from opencode_a2a.turns.policy import expiry, known_answer, progress
 from opencode_a2a.turns.shared_interrupts import SharedInterrupts
@@ -69,7 +70,7 @@ from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 logger = structlog.get_logger(__name__)
 
 LINKS_SECONDS = 1.0
-"""How long a request waits to learn where symbolic links lead: a file system may hang."""
+"""How long a request waits to learn where its files are: a file system may hang."""
 CONFIRM_SECONDS = 10.0
 """Seconds in which OpenCode has to confirm an answer that it took."""
 LOST_SECONDS = 1.5
@@ -227,9 +228,10 @@ class WorkInterrupts:
                 logger.warning("input of a tool call not known", error=error.message)
         known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         if known is None:
+            asked = replace(asked, changes=files.changes(asked))
             try:
                 async with asyncio.timeout(LINKS_SECONDS):
-                    asked = replace(asked, links=await asyncio.to_thread(files.links, asked))
+                    asked = await asyncio.to_thread(files.looked_up, asked)
             except TimeoutError:
                 logger.warning("symbolic links not followed", directory=asked.directory)
         asked = await self.shared.store_asked(self.owner, asked, known)
@@ -452,10 +454,8 @@ class WorkInterrupts:
             )
         interrupt.stage, interrupt.counted = Stage.SETTLED, counted
         self._settled.append(interrupt)
-        scope = None
-        if counted is not None and isinstance(counted.reply, PermissionReply):
-            scope = counted.reply.scope
-        grant = await self.shared.store_settled(self.owner, asked, resumed, scope)
+        resumed = told_by(resumed, counted)
+        grant = await self.shared.store_settled(self.owner, asked, resumed, resumed.scope)
         if grant is not None:
             covered = [
                 other

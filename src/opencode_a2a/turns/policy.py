@@ -9,6 +9,7 @@ does not know of it: the service answers each later request with "once".
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -25,7 +26,14 @@ from opencode_a2a.store.database import Database, readable
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply, Scope
-from opencode_a2a.turns.shell import command_line, covers, directory_of, exact_command
+from opencode_a2a.turns.shell import (
+    command_line,
+    covers,
+    directory_of,
+    exact_command,
+    is_plain,
+    wider_patterns,
+)
 
 RULE = "rule"
 """Recorded as ``by`` when a rule, or the rights of the work, settle an interrupt."""
@@ -49,11 +57,12 @@ class Grant:
     """Where a command may run; for everything else, the directory of the session."""
     permission: str
     patterns: tuple[str, ...]
-    """OpenCode's patterns for what "always" would allow; and the command line that was allowed, if
-    no pattern covers it (see ``shell``)."""
+    """OpenCode's patterns for what "always" would allow."""
     request_id: RequestId
     """The request that the person answered with it."""
     given_at: int
+    exact: str | None = None
+    """The command line that was allowed, if no pattern covers it (see ``shell``)."""
 
     @property
     def by(self) -> str:
@@ -77,10 +86,10 @@ class Grant:
         )
 
     def _covers_command(self, asked: Interrupted) -> bool:
-        """Whether it allows a command line: a plain command by a pattern, any other as it was."""
-        if (exact := exact_command(asked)) is not None:
-            return exact in self.patterns
+        """Whether it allows a command line: as it was, or a plain command by a pattern."""
         command = command_line(asked)
+        if command is not None and command == self.exact:
+            return asked.tool_input is not None  # else it may run elsewhere
         commands = asked.patterns if command is None else [command, *asked.patterns]
         return bool(commands) and all(
             any(covers(allowed, one) for allowed in self.patterns) for one in commands
@@ -195,7 +204,7 @@ def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope,
         task_id=(owner.task_id or "") if scope == "task" else "",
         directory=_place(asked) or "",
         permission=asked.permission or "",
-        patterns=orjson.dumps([*asked.always, *filter(None, [exact_command(asked)])]),
+        patterns=orjson.dumps({"fit": wider_patterns(asked), "exact": exact_command(asked)}),
         request_id=asked.request_id,
         given_at=now,
     )
@@ -218,11 +227,16 @@ def audit_given(grant: Grant) -> None:
         directory=grant.directory,
         permission=grant.permission,
         patterns=[*grant.patterns],
+        exact=grant.exact,
         request_id=grant.request_id,
     )
 
 
 def _load(row: GrantRow) -> Grant:
+    stored: dict[str, Any] | list[str] = orjson.loads(row.patterns)
+    if isinstance(stored, list):  # earlier versions put a line that is not plain at its end
+        exact = next((one for one in stored[-1:] if not is_plain(one)), None)
+        stored = {"fit": stored, "exact": exact}
     return Grant(
         row.id,
         Principal(row.principal),
@@ -230,9 +244,10 @@ def _load(row: GrantRow) -> Grant:
         TaskId(row.task_id) if row.task_id else None,
         row.directory,
         row.permission,
-        tuple(orjson.loads(row.patterns)),
+        tuple(stored["fit"]),
         RequestId(row.request_id),
         row.given_at,
+        stored["exact"],
     )
 
 

@@ -29,7 +29,12 @@ from opencode_a2a.turns.answers import (
     Reply,
     Scope,
 )
-from opencode_a2a.turns.interrupt_state import Asker, Interrupt, StoredInterrupt
+from opencode_a2a.turns.interrupt_state import (
+    Asker,
+    Interrupt,
+    StoredInterrupt,
+    told_by,
+)
 from opencode_a2a.turns.policy import Grant, Grants, audit_given, expiry_text, give
 
 
@@ -160,6 +165,7 @@ class SharedInterrupts:
             if row.resolution is not None:
                 resumed = Resumed(asked.request_id, asked.type, row.resolution, row.settled_by)
                 answer = answer if answer and answer.by == row.settled_by else None
+                resumed = told_by(resumed, answer)
             found.append(StoredInterrupt(asked, answer, resumed, row.settled_at))
         return found
 

@@ -4,6 +4,7 @@ OpenCode names a pattern for each command that it finds in a command line, such 
 says nothing of where the output goes (``echo x > file``), of what is assigned before it
 (``PATH=/tmp; git status``), or of what a version of OpenCode does not find. So a pattern covers
 only a plain command: one command with its arguments, and nothing that the shell would act on.
+Some versions propose the command line itself, in which a star at the end is just a star.
 """
 
 import re
@@ -25,7 +26,7 @@ _PLAIN = re.compile(
 
 def command_line(asked: Interrupted) -> str | None:
     """Return the whole command line that a request is for; None if it is for something else."""
-    if asked.type != "permission" or asked.permission != SHELL:
+    if not _is_command(asked):
         return None
     for source in (asked.metadata, asked.tool_input or {}):
         if isinstance(command := source.get("command"), str):
@@ -43,12 +44,33 @@ def directory_of(asked: Interrupted) -> str | None:
     return join(asked.directory, ".", workdir) if isinstance(workdir, str) else None
 
 
+def wider_patterns(asked: Interrupted) -> list[str]:
+    """Return the patterns of what a broader answer to a request allows besides the same again.
+
+    One that is the command itself is none, even if it looks like one: ``echo *``.
+    """
+    if not _is_command(asked):
+        return asked.always
+    commands = (command_line(asked), *asked.patterns)
+    return [pattern for pattern in asked.always if pattern not in commands]
+
+
 def exact_command(asked: Interrupted) -> str | None:
     """Return a command line that no pattern covers, but that can be allowed again as it is."""
     command = command_line(asked)
-    if command is None or is_plain(command) or asked.tool_input is None:
+    if command is None or asked.tool_input is None:  # it may run elsewhere
         return None
-    return command
+    fits = any(covers(pattern, command) for pattern in wider_patterns(asked))
+    return None if fits else command
+
+
+def can_be_wider(asked: Interrupted) -> bool:
+    """Whether a broader answer to a request would allow anything besides it."""
+    return bool(asked.always and (wider_patterns(asked) or exact_command(asked)))
+
+
+def _is_command(asked: Interrupted) -> bool:
+    return asked.type == "permission" and asked.permission == SHELL
 
 
 def is_plain(command: str) -> bool:

@@ -56,15 +56,15 @@ from opencode_a2a.rights import Action
 OURS: Final = {"shell": "bash", "subagent": "task"}
 """The names in OpenCode 1, and in our rules, for actions and tools that 2.x calls otherwise."""
 THEIRS: Final = {ours: theirs for theirs, ours in OURS.items()}
-_FILE: Final = {"path": "filePath", "filePath": "path"}
+_FILE: Final = {"path": "filePath", "filePath": "filePath (not used)"}
 _FIELDS: Final = {
     "read": _FILE,
     "write": _FILE,
     "edit": _FILE,
-    "subagent": {"agent": "subagent_type", "subagent_type": "agent"},
+    "subagent": {"agent": "subagent_type", "subagent_type": "subagent_type (not used)"},
 }
-"""The names in OpenCode 1 for fields of tools. They change places: the name that 2.x does not use
-may be in a call too, and must not be taken for what the tool does."""
+"""The names in OpenCode 1 for fields of tools. The name that 2.x does not use may be in a call too,
+and must not be taken for what the tool does."""
 REFUSED: Final = {
     "The user declined this tool call": "The user rejected permission to use this tool",
     "The user dismissed this question": "The user dismissed this question",
@@ -476,6 +476,7 @@ def permission_of(asked: Permission2) -> PermissionRequest:
         always=asked.save,
         metadata=metadata,
         tool=asked.source.ref() if asked.source else None,
+        tells_reason=False,  # up to 2.0.11, by reports
     )
 
 

@@ -12,6 +12,7 @@ const WANTS = {
 };
 const LABELS = { once: "Allow once", task: "Allow for this task", context: "Allow for this conversation", always: "Always allow" };
 const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", approved: "Approved", retried: "Tried again", expired: "Nobody answered", void: "No longer needed" };
+const SCOPED = { task: "Allowed for this task", context: "Allowed for this conversation" };
 const INERT_MS = 300;
 const STILL_MS = 1000;
 let number = 0, still;
@@ -126,10 +127,13 @@ const WIDE = new RegExp("^(?:\\S*/)?(?:(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|pwsh|p
 // So is one for a home directory, or for all that lies below a place at the root.
 const wide = (pattern) => /^[./~]*\**$/.test(pattern) || /^(?:\/(?:home|Users))?\/[^/*]+\/\*$/.test(pattern) || WIDE.test(pattern);
 
-function permissionForm({ permission, replies = ["once", "reject"], scopes = [], always = [], tool }, reply) {
+function permissionForm({ permission, patterns = [], replies = ["once", "reject"], scopes = [], always: proposed = [], tool, tells_reason = true }, reply) {
   const granted = `grants-${number}`;
+  const commands = permission === "bash" || permission === "shell";
+  // For the service, a pattern that is the command itself is none, even if it ends with a star.
+  const always = proposed.filter((one) => !commands || replies.includes("always") || !(patterns.includes(one) || one === tool?.input?.command?.trim?.()));
   const broad = always.filter(wide);
-  const everything = always.includes("*"), commands = permission === "bash" || permission === "shell";
+  const everything = always.includes("*");
   const workdir = commands && typeof tool?.input?.workdir === "string" ? tool.input.workdir : null; // what is allowed elsewhere is asked for
   const what = everything ? `every use of ${visible(permission)}, whatever it is for` : null;
   const sure = h("div", { class: "sure", hidden: true, role: "group", "aria-label": "Are you sure?" });
@@ -148,9 +152,10 @@ function permissionForm({ permission, replies = ["once", "reject"], scopes = [],
   const scope = scopes.length || replies.includes("always");
   const allowing = h("fieldset", { class: "allowing", "aria-label": "Allow" },
     h("div", { class: "buttons" }, button("Allow once", () => reply("permission.reply", { reply: "once" }), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Only this request.")),
-    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking", workdir && [", in ", h("code", {}, marked(workdir))], ": ", what ?? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "])),
+    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking", workdir && [", in ", h("code", {}, marked(workdir))], ": ", what ?? (always.length ? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "]) : "exactly this command")),
       h("div", { class: "buttons" }, wider), replies.includes("always") ? h("p", { class: "note" }, "“Always allow” holds for everybody who uses this service.") : null, sure) : null);
-  const reason = h("input", { "aria-label": "Why not, for the agent (optional)", placeholder: "Why not? The agent reads this (optional)" });
+  const reader = tells_reason ? "for the agent" : "which this OpenCode does not tell the agent";
+  const reason = h("input", { "aria-label": `Why not, ${reader} (optional)`, placeholder: tells_reason ? "Why not? The agent reads this (optional)" : "Why not? Kept here; the agent is not told (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
     event.preventDefault();
     reply("permission.reply", { reply: "reject", ...(reason.value.trim() && { message: reason.value.trim() }) });
@@ -187,8 +192,8 @@ function questionForm(questions, reply) {
 }
 
 // How it was settled, in place of the card.
-export function settled(card, { resolution, by, reason }, time) {
-  const text = `${SETTLED[resolution] ?? resolution}${by ? ` by ${by === session.principal ? "you" : by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
+export function settled(card, { resolution, by, reason, scope }, time) {
+  const text = `${SCOPED[resolution === "once" && scope] ?? SETTLED[resolution] ?? resolution}${by ? ` by ${by === session.principal ? "you" : by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
   const line = h("p", { class: `note settled ${resolution === "rejected" ? "bad" : ""}` }, text);
   hold();
   if (!card) return line;

@@ -150,7 +150,7 @@ export async function grants({ again }) {
     items.length ? h("ul", { class: "rows" }, items.map((one) => {
       const id = one.task_id ?? found.get(one.context_id)?.id;
       const title = visible(found.get(one.context_id) ? titleOf(found.get(one.context_id)) : "a conversation");
-      return h("li", { class: "grant" }, h("div", {}, h("b", {}, visible(one.permission)), " ", one.patterns.map((pattern) => [h("code", {}, marked(pattern)), " "]),
+      return h("li", { class: "grant" }, h("div", {}, h("b", {}, visible(one.permission)), " ", one.patterns.map((pattern) => [pattern === one.exact && "exactly ", h("code", {}, marked(pattern)), " "]),
         h("small", {}, one.directory && `${visible(one.directory)}, `, one.scope === "task" ? "in a task of " : "in ", id ? h("a", { href: `#/task/${id}` }, title) : title, ", ", when(one.given_at))),
         button("Revoke", ({ target }) => revoke(one.grant_id, target), "danger", { "aria-label": `Revoke ${visible(one.permission)} ${one.patterns.map(visible).join(" ")}` }));
     })) : empty("You have allowed nothing beyond single requests."));
