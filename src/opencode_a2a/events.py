@@ -415,7 +415,8 @@ class FailureType(StrEnum):
     )
     UPSTREAM_INTERRUPTED = (
         "UPSTREAM_INTERRUPTED",
-        "OpenCode stopped, or another prompt took its place, before the answer was complete.",
+        "OpenCode stopped, or another prompt took its place, before the answer was complete, or "
+        "before work in the background was.",
     )
     UPSTREAM_ABORTED = "UPSTREAM_ABORTED", "The turn was stopped inside OpenCode."
     UPSTREAM_ABORT_UNCONFIRMED = (

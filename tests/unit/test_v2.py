@@ -70,7 +70,7 @@ from opencode_a2a.opencode.types import (
     WorkspaceDraft,
 )
 from opencode_a2a.opencode.v2 import client
-from opencode_a2a.opencode.v2.client import MISSING, OpenCode2
+from opencode_a2a.opencode.v2.client import IDLE_LOOKS, MISSING, OpenCode2
 from opencode_a2a.opencode.v2.contract import Contract
 from opencode_a2a.opencode.v2.events import Decoder2
 from opencode_a2a.opencode.v2.messages import (
@@ -929,6 +929,62 @@ async def test_work_of_an_earlier_turn_that_was_reported_does_not_delay_an_answe
 
     assert answer.info.id == "msg_end"
     assert "GET /api/session/active" not in [named for named, _ in standin.sent]
+
+
+def shell_in_background(call: str, shell: str) -> Document:
+    """Return an answer that has put a command into the background."""
+    state: Document = {"status": "completed", "metadata": {"shellID": shell}}
+    tool = {"type": "tool", "id": call, "name": "shell", "state": state}
+    return {"id": f"msg_{call}", "type": "assistant", "content": [tool], "time": {"created": 1}}
+
+
+async def prompted(standin: Standin, driver: OpenCode2, pages: Mapping[str, list[Document]]) -> int:
+    """Prompt a session with these messages, oldest first, by the cursors of their pages.
+
+    Return how often OpenCode was asked what it runs; that is nothing.
+    """
+    path, cursors = f"/api/session/{SES}", [*pages, None]
+    standin.answers |= {
+        f"GET {path}": {"data": SESSION},
+        f"GET {path}/inbox": {"data": []},
+        f"DELETE {path}/instructions/entries/a2a": None,
+        f"POST {path}/prompt": None,
+        f"POST {path}/wait": None,
+        "GET /api/session/active": {"data": {}},
+        "GET /api/shell": {"data": []},
+    }
+    for number, (query, listed) in enumerate(pages.items()):
+        older = cursors[number + 1]
+        cursor = {"next": older and older.removeprefix("cursor=")}
+        standin.answers[f"GET {path}/message?{query}"] = {"data": listed[::-1], "cursor": cursor}
+    answer = await driver.prompt(SES, Prompt(parts=[], message_id=MessageId("msg_new")))
+    assert answer.info.id == "msg_end"
+    return [named for named, _ in standin.sent].count("GET /api/session/active")
+
+
+NEW: Document = {"id": "msg_new", "type": "user", "text": "again", "time": {"created": 1}}
+END: Document = {"id": "msg_end", "type": "assistant", "content": [], "time": {"created": 2}}
+
+
+async def test_lost_work_of_an_earlier_turn_delays_an_answer_by_one_look(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    lost = shell_in_background("call_1", "sh_1")
+
+    looks = await prompted(standin, driver, {"limit=20&order=desc": [EARLIER, lost, NEW, END]})
+
+    assert looks == 1
+
+
+async def test_work_in_the_background_of_a_long_turn_is_found_on_an_earlier_page(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    """It is no longer run here; its end could be reported for some looks more."""
+    pages = {"limit=20&order=desc": [END], "cursor=older": [NEW, shell_in_background("c", "sh_1")]}
+
+    looks = await prompted(standin, driver, pages)
+
+    assert looks == IDLE_LOOKS
 
 
 @pytest.mark.requirement("I25")

@@ -197,6 +197,13 @@ class OpenCode1(Calls):
         path = _session(session_id, "/message/") + checked("msg", message_id)
         return await self.call(MessageWithParts, "GET", path, at)
 
+    def leave_work(self, messages: Sequence[MessageWithParts]) -> bool:
+        """Whether messages have put work into the background whose end none of them reports.
+
+        OpenCode 1 has no such work.
+        """
+        return False
+
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> Coroutine[None, None, MessageWithParts]:

@@ -28,7 +28,7 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.events import Event, HeardText, PartDelta
 from opencode_a2a.opencode.text import ChannelText
-from opencode_a2a.opencode.translate import UNANSWERED, diff_changed, judge, usage
+from opencode_a2a.opencode.translate import LOST, UNANSWERED, diff_changed, judge, usage
 from opencode_a2a.opencode.turn_state import (
     AskedRequests,
     SessionTree,
@@ -193,6 +193,8 @@ class TurnReader:
         )
         if outcome is Outcome.COMPLETED and state.messages.unanswered:
             outcome, reason = Outcome.FAILED, UNANSWERED
+        if outcome is Outcome.COMPLETED and stored is not None and stored.leaves_work:
+            outcome, reason = Outcome.FAILED, LOST
         if failure is not None:
             outcome, reason = Outcome.FAILED, failure
         elif aborted:

@@ -201,6 +201,11 @@ FORGOTTEN = Failure(
     "OpenCode ended while it was waiting for an answer, and what it asked ended with it. "
     "Send the message again, and it asks again.",
 )
+LOST = Failure(
+    FailureType.UPSTREAM_INTERRUPTED,
+    "What the agent left running in the background was stopped together with OpenCode, and its "
+    "result is lost. Send the message again.",
+)
 UNANSWERED = Failure(
     FailureType.UPSTREAM_INTERRUPTED,
     "OpenCode gave no answer: it was interrupted, or another prompt in the same session took "

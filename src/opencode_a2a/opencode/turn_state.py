@@ -102,6 +102,8 @@ class Snapshot:
     """Pending requests, those of other turns included; None when they could not be read."""
     diffs: Sequence[FileDiff] = ()
     directory: str | None = None
+    leaves_work: bool = False
+    """Whether the turn has left work in the background, of which no message reports the end."""
 
 
 @dataclass(slots=True)

@@ -105,6 +105,8 @@ LONGEST_TICK_SECONDS = 20.0
 """The same for a turn that has been quiet for long."""
 DRAIN_SECONDS = 2.0
 """Seconds in which events may still arrive after the end of the turn is known."""
+REPORT_SECONDS = 2.0
+"""Seconds in which OpenCode reports the end of work in the background to the model."""
 UNBEGUN_SECONDS = 15.0
 """Seconds that an OpenCode without CPU time may need from storing a message to working on it."""
 
@@ -145,6 +147,7 @@ class Attempt:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
         tools = self._shared.tools
         self._calling_turn = tools and tools.calling_turns.enter(
             job.request.routing.hops, self._report, job.owner.principal
@@ -176,7 +179,8 @@ class Attempt:
         self._prompts.close()
         if self._shared.tools is not None and self._calling_turn is not None:
             self._shared.tools.calling_turns.leave(self._calling_turn, canceled=self._job.canceled)
-        for timer in (self._tick_timer, self._start_timer, self._drain_timer):
+        timers = (self._tick_timer, self._start_timer, self._drain_timer, self._report_timer)
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
         # They call this attempt back: a circle that only the garbage collector would find.
@@ -603,6 +607,8 @@ class Attempt:
             if stored is not None:  # and no message came while it was read
                 return self._reader.finish(stored)
             stored = await self._read_end()
+            if stored.leaves_work and not await self._work_is_lost():
+                return []
         if self._reader.state.needs_reconcile or not addition.stored:
             pass  # both end with a wake
         elif addition.sent:
@@ -610,6 +616,24 @@ class Attempt:
         else:
             self._prompt_with(addition)
         return []
+
+    async def _work_is_lost(self) -> bool:
+        """Whether OpenCode does not run the work that the turn has left in the background.
+
+        The end of such work is reported to the model a moment later; until then the turn continues.
+        """
+        limits, session = self._limits, self._session
+        statuses = await self._shared.snapshots.statuses.of(session.location, limits.now())
+        if session.session_id in statuses:
+            # It was not the end after all; an event will tell that, or the next look.
+            limits.idle_since = None
+            self._prompts.latest, self._reader.state.tree.idle = None, False
+            return False
+        if limits.idle_since is None or limits.idle_since < limits.heard:
+            limits.idle_since = limits.now()
+            loop = asyncio.get_running_loop()
+            self._report_timer = loop.call_later(REPORT_SECONDS, self.wake)
+        return limits.now() - limits.idle_since >= REPORT_SECONDS
 
     async def _read_end(self) -> Snapshot:
         """Return the stored state at the end of the turn; the prompt's answer may be enough."""
@@ -844,6 +868,8 @@ class TurnLimits:
         """When the turn was last reconciled with OpenCode's store."""
         self.ended: float | None = None
         """When the end of the turn was first known."""
+        self.idle_since: float | None = None
+        """When the session was first seen idle, although it has left work in the background."""
         self.unlisted = False
         """OpenCode could not list its pending requests, so that one may have been missed."""
         self._retry: StatusRetry | None = None

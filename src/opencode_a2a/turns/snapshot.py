@@ -95,7 +95,12 @@ class Snapshots:
         for prompt in prompts if changed and could_change_files(messages) else ():
             diffs += await self._opencode.session_diff(session_id, prompt)
         of_children = await self.read_children(children)
-        return Snapshot(messages=messages, children=of_children, diffs=diffs)
+        return Snapshot(
+            messages=messages,
+            children=of_children,
+            diffs=diffs,
+            leaves_work=self._opencode.leave_work(messages),
+        )
 
     async def read_children(
         self, children: Iterable[SessionId]

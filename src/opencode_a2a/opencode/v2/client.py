@@ -140,9 +140,11 @@ HEARTBEAT_SECONDS: Final = 18.0
 BACKGROUND_SECONDS: Final = 1.0
 """Seconds between two polls of work in the background."""
 IDLE_LOOKS: Final = 3
-"""After so many looks at which a session was idle, nothing wakes it any more."""
+"""After so many looks at which a session was idle, work in the background is lost: its end would
+have woken the session."""
 LATEST: Final = 20
-"""Messages in which a prompt, its last answer and work in the background are looked for."""
+"""Messages in which a prompt, its last answer and earlier work in the background are looked for at
+first."""
 INSTRUCTIONS: Final = "a2a"
 """The name of the service's own entry in the instructions of a session."""
 GONE: Final = frozenset({"todowrite", "todoread", "list", "lsp", "codesearch", "doom_loop"})
@@ -563,6 +565,27 @@ class OpenCode2(Calls):
                 detail = "Message not found"
                 raise UpstreamNotFoundError(upstream_status=404, detail=detail)
 
+    def leave_work(self, messages: Sequence[MessageWithParts]) -> bool:
+        """Whether messages have put work into the background whose end none of them reports.
+
+        If that work does not run any more (``session_status``), it was lost.
+        """
+        return self.contract.has("get", "/api/shell") and self._leave_work(messages)
+
+    def _leave_work(self, messages: Sequence[MessageWithParts]) -> bool:
+        # The call of a tool that has put work into the background stays in the store as it was.
+        left = dict[str, str]()
+        for part in (part for message in messages for part in message.parts):
+            match part:
+                case ToolPart(state=ToolCompleted(metadata=metadata)):
+                    if work := left_in_background(part.tool, metadata):
+                        left[part.call_id] = work
+                case TextPart(synthetic=True):
+                    left = unreported(left, part.text)
+                case _:
+                    pass
+        return bool(left)
+
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> Coroutine[None, None, MessageWithParts]:
@@ -641,21 +664,28 @@ class OpenCode2(Calls):
     async def _answer(
         self, session_id: SessionId, prompt_id: MessageId | None, at: Location
     ) -> MessageWithParts:
-        """Wait until the session is done with a prompt; return its last answer."""
+        """Wait until the session is done with a prompt; return its last answer.
+
+        It is not while work runs that it has put into the background, or an earlier prompt has:
+        this one may have been sent while the turn of the other was running.
+        """
         unbegun, idle = round(AGENT_SECONDS / POLL_SECONDS), 0
         while True:
             await self._wait(session_id)
-            found = (await self.messages(session_id, limit=LATEST)).items
-            given = prompt_id is None or any(one.info.id == prompt_id for one in found)
-            if not given and unbegun and await self._waits(session_id, prompt_id):
+            page = await self.messages(session_id, limit=LATEST)
+            found, begin = page.items, _index(page.items, prompt_id)
+            if begin is None and unbegun and await self._waits(session_id, prompt_id):
                 unbegun -= 1
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            if not _leave_work(found):
+            while begin is None and page.next_cursor:  # a long turn
+                page = await self.messages(session_id, limit=PAGE, before=page.next_cursor)
+                found, begin = [*page.items, *found], _index(page.items, prompt_id)
+            if not self._leave_work(found):
                 break
-            # The end of that work wakes the session a moment later.
+            # The end of its own work wakes the session a moment later. Earlier work may be lost.
             idle = 0 if session_id in await self.session_status(at=at) else idle + 1
-            if idle == IDLE_LOOKS:
+            if idle >= (IDLE_LOOKS if self._leave_work(found[begin or 0 :]) else 1):
                 break
             await asyncio.sleep(BACKGROUND_SECONDS)
         for message in reversed(found):
@@ -1023,22 +1053,11 @@ def _project_of(found: Project2) -> Project:
     return Project(id=found.id, worktree=found.canonical or found.directory, vcs=found.vcs)
 
 
-def _leave_work(messages: Sequence[MessageWithParts]) -> bool:
-    """Whether messages have put work into the background whose end none of them reports.
-
-    The call of a tool that did so stays in the store as it was, for good.
-    """
-    left = dict[str, str]()
-    for part in (part for message in messages for part in message.parts):
-        match part:
-            case ToolPart(state=ToolCompleted(metadata=metadata)):
-                if work := left_in_background(part.tool, metadata):
-                    left[part.call_id] = work
-            case TextPart(synthetic=True):
-                left = unreported(left, part.text)
-            case _:
-                pass
-    return bool(left)
+def _index(messages: Sequence[MessageWithParts], prompt_id: MessageId | None) -> int | None:
+    """Return where a prompt is among messages; the beginning if it has no id."""
+    if prompt_id is None:
+        return 0
+    return next((at for at, one in enumerate(messages) if one.info.id == prompt_id), None)
 
 
 def _is_prompt(message: Message2) -> bool:
