@@ -113,6 +113,42 @@ async def test_a_cancel_leaves_neither_a_process_nor_a_wake_up(
     assert "text='never'" not in str(messages)
 
 
+async def test_a_cancel_of_work_in_the_background_is_confirmed(
+    caller: Caller, opencode: Driver, backstage: Backstage
+) -> None:
+    """Although the session may stay idle: the preview does not wake it."""
+    flag = backstage.workspace / str(uuid.uuid4())
+    said = script([waiting_for(flag)], [{"say": "begun"}], [{"say": "never"}])
+
+    async with caller.stream(said) as following:
+        await following.until_text("begun")
+        await answered(opencode, following.task.session_id)
+        canceled = await caller.cancel(following.task.id)
+
+    assert (canceled.state, canceled.error_type, canceled.text) == ("canceled", None, "begun")
+
+
+async def test_a_cancel_ends_a_sub_agent_and_adds_nothing_to_the_task(
+    caller: Caller, backstage: Backstage, gate: str
+) -> None:
+    """The end of the sub-agent wakes the session, and the model is faster than the service."""
+    later = f"{gate}-later"
+    child = sub_agent([{"gate": gate}, {"say": "found"}])
+    said = script([child], [{"say": "begun"}], [{"say": "too late"}, {"gate": later}])
+
+    async with caller.stream(said) as following:
+        await following.until_text("begun")
+        await backstage.reached(gate)
+        canceled = await caller.cancel(following.task.id)
+        await following.rest()
+
+    await backstage.open(gate)
+    await backstage.open(later)
+    task = await caller.get(canceled.id)
+    assert (task.state, task.error_type, task.text) == ("canceled", None, "begun")
+    assert following.task.text == "begun"
+
+
 async def test_a_sub_agent_in_the_background_is_of_the_task(
     caller: Caller, backstage: Backstage, gate: str
 ) -> None:

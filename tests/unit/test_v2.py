@@ -164,7 +164,7 @@ class Recording:
 
     def read(self, lost: float = 0.0, seed: int = 0) -> list[TurnEvent]:
         """Return what the turn reader makes of it, with a share of the events lost at random."""
-        wire, reader = Decoder2({}, {}, {}), TurnReader(self.root, self.prompt)
+        wire, reader = Decoder2({}, {}, {}, {}), TurnReader(self.root, self.prompt)
         for one in self.listed:
             if one["type"] == "user" and one["id"] != self.prompt:
                 reader.state.messages.claim(MessageId(one["id"]))
@@ -340,7 +340,7 @@ def test_a_sub_agent_is_of_the_turn() -> None:
 @pytest.mark.parametrize("name", ["background-shell", "background-subagent"])
 def test_a_session_is_not_idle_while_its_work_goes_on_in_the_background(name: str) -> None:
     recording = Recording(Path("2-branch", f"{name}.jsonl"))
-    wire, ends, idle = Decoder2({}, {}, {}), 0, list[int]()
+    wire, ends, idle = Decoder2({}, {}, {}, {}), 0, list[int]()
     for event in recording.events:
         data = orjson.dumps(event)
         kind, session = wire.head(data)
@@ -382,7 +382,7 @@ def test_what_a_running_command_prints_is_put_between_two_events() -> None:
     heard = list[bytes]()
     stream = Inserted(heard.append)
     running = dict[str, Running]()
-    wire, told = Decoder2({}, {}, running), list[ToolChanged]()
+    wire, told = Decoder2({}, {}, running, {}), list[ToolChanged]()
     recording = Recording(Path("2-preview", "tool-shell.jsonl"))
     for event in recording.events:
         data = orjson.dumps(event)
@@ -429,7 +429,7 @@ def test_an_event_of_an_unknown_type_is_logged_once_for_each_connection() -> Non
     frame = b'{"id":"evt_1","type":"session.turn.started","data":{"sessionID":"ses_1"}}'
 
     with capture_logs() as records:
-        for wire in (Decoder2({}, {}, {}), Decoder2({}, {}, {})):
+        for wire in (Decoder2({}, {}, {}, {}), Decoder2({}, {}, {}, {})):
             for data in (frame, frame, b'{"type":"shell.created"}'):
                 wire.head(data)
 
@@ -438,7 +438,7 @@ def test_an_event_of_an_unknown_type_is_logged_once_for_each_connection() -> Non
 
 @every_recording
 def test_every_event_that_was_recorded_is_known(recorded: Path) -> None:
-    wire = Decoder2({}, {}, {})
+    wire = Decoder2({}, {}, {}, {})
 
     with capture_logs() as records:
         for event in Recording(recorded).events:
@@ -451,7 +451,7 @@ def test_a_known_event_that_is_malformed_is_an_error() -> None:
     data = b'{"id":"evt_1","type":"session.step.started","data":{"sessionID":"ses_1"}}'
 
     with pytest.raises(MalformedEventError):
-        Decoder2({}, {}, {}).decode(data)
+        Decoder2({}, {}, {}, {}).decode(data)
 
 
 # Contracts
@@ -987,6 +987,33 @@ async def test_work_in_the_background_of_a_long_turn_is_found_on_an_earlier_page
     assert looks == IDLE_LOOKS
 
 
+async def test_work_in_the_background_that_was_stopped_is_not_waited_for(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    recording = Recording(Path("2-branch", "background-shell.jsonl"))
+    root = recording.root
+    kinds = [event["type"] for event in recording.events]
+    end = kinds.index("session.execution.succeeded")
+    standin.answers |= {
+        f"POST /api/session/{root}/interrupt": None,
+        f"GET /api/session/{root}": {"data": SESSION},
+        f"GET /api/session?parentID={root}&limit=200": {"data": []},
+        "GET /api/shell?location[directory]=/w": {"data": []},
+        "GET /api/session/active": {"data": {}},
+        f"GET /api/session/{root}/inbox": {"data": []},
+    }
+    decoder = driver.begin_decoding()
+    for event in recording.followed(0, end + 1):
+        decoder.decode(event)
+    ended = orjson.dumps(recording.events[end] | {"id": "evt_later"})
+
+    assert decoder.decode(ended) == []
+    await driver.abort_session(root)
+
+    [told] = decoder.decode(ended)
+    assert isinstance(told, SessionStatusChanged)
+
+
 @pytest.mark.requirement("I25")
 async def test_an_odd_command_does_not_end_what_is_told_of_others(
     standin: Standin, driver: OpenCode2, monkeypatch: pytest.MonkeyPatch
@@ -1019,7 +1046,7 @@ def test_only_the_tool_for_commands_names_one(tool: str, noted: list[str]) -> No
     }
     event = {"id": "evt_1", "type": "session.tool.progress", "data": data}
 
-    Decoder2({}, {}, running).decode(orjson.dumps(event))
+    Decoder2({}, {}, running, {}).decode(orjson.dumps(event))
 
     assert [*running] == noted
 
@@ -1137,8 +1164,15 @@ async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_ba
         f"GET /api/session/{SES}/inbox": {"data": [{"id": "msg_9"}]},
         f"DELETE /api/session/{SES}/inbox/msg_9": None,
     }
+    ended, lasting = (
+        [*stored(SES, [Message2.model_validate(shell_in_background("call", shell))])]
+        for shell in ("sh_1", "sh_3")
+    )
+    assert driver.leave_work(ended)
 
     await driver.abort_session(SES)
+
+    assert (driver.leave_work(ended), driver.leave_work(lasting)) == (False, True)
 
     done = [named for named, _ in standin.sent if not named.startswith("GET")]
     assert done == [

@@ -45,7 +45,7 @@ from opencode_a2a.messages import Answered, TurnRequest
 from opencode_a2a.opencode.events import Event, Missed, PartDelta
 from opencode_a2a.opencode.feed import FeedItem, Gap, Wake
 from opencode_a2a.opencode.reader import TurnReader
-from opencode_a2a.opencode.turn_state import Snapshot
+from opencode_a2a.opencode.turn_state import Snapshot, TurnMessages
 from opencode_a2a.opencode.types import (
     CommandCall,
     FileInput,
@@ -55,6 +55,7 @@ from opencode_a2a.opencode.types import (
     Prompt,
     StatusRetry,
     TextInput,
+    TextPart,
 )
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
@@ -653,7 +654,7 @@ class Attempt:
         stored: Snapshot | None = None
         with suppress(TimeoutError, UpstreamError):
             async with asyncio.timeout(seconds):
-                stored = await self._read_end()
+                stored = _heard_of(await self._read_end(), self._reader.state.messages)
         events = self._reader.finish(stored, aborted=failure is None, failure=failure)
         return events if confirmed and stored is not None else _noted(events, UNCONFIRMED)
 
@@ -684,6 +685,18 @@ class Attempt:
         except (TimeoutError, UpstreamError) as error:
             logger.warning("abort not confirmed", error=type(error).__name__)
             return False
+
+
+def _heard_of(stored: Snapshot, heard: TurnMessages) -> Snapshot:
+    """Leave out what comes after a prompt that OpenCode added by itself while it was stopped.
+
+    The end of work in the background wakes the model, which may be fast.
+    """
+    for index, message in enumerate(stored.messages):
+        added = any(isinstance(part, TextPart) and part.synthetic for part in message.parts)
+        if added and message.info.id not in heard.user_messages and message.info.role == "user":
+            return replace(stored, messages=stored.messages[:index])
+    return stored
 
 
 def _noted(events: list[TurnEvent], note: Failure) -> list[TurnEvent]:

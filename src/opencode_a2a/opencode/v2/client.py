@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import orjson
 
-from opencode_a2a.bounds import Recent
+from opencode_a2a.bounds import Recent, wait
 from opencode_a2a.errors import (
     Missing,
     NotInOpenCodeError,
@@ -131,8 +131,9 @@ KNOWN: Final = 10_000
 AGENT_SECONDS: Final = 15.0
 """Seconds in which OpenCode may load its agents after the first call about a directory."""
 POLL_SECONDS: Final = 0.2
-WAKE_SECONDS: Final = 2.0
-"""Seconds within which a session continues after its work in the background has ended."""
+WAKE_SECONDS: Final = 0.5
+"""Seconds within which a session continues after its work in the background was stopped, if it
+does. A cancel waits for that, and has to be confirmed within 2 s."""
 WAKE_POLL_SECONDS: Final = 0.02
 """Seconds between two looks whether it does: the model is asked as soon as it is awake."""
 HEARTBEAT_SECONDS: Final = 18.0
@@ -193,6 +194,21 @@ class OpenCode2(Calls):
     def running(self) -> dict[str, Running]:
         """The running commands of followed sessions."""
         return {}
+
+    @cached_property
+    def background(self) -> Recent[SessionId, dict[str, str]]:
+        """The work of sessions in the background, as far as it was heard of."""
+        return Recent(KNOWN)
+
+    @cached_property
+    def stops(self) -> Recent[SessionId, asyncio.Event]:
+        """Set when a session is stopped, for the calls that wait for its work in the background."""
+        return Recent(KNOWN)
+
+    @cached_property
+    def stopped(self) -> Recent[str, None]:
+        """Commands in the background that this driver has ended; their reports may never come."""
+        return Recent(KNOWN)
 
     @cached_property
     def parents(self) -> Recent[SessionId, SessionId | None]:
@@ -413,14 +429,14 @@ class OpenCode2(Calls):
     async def abort_session(self, session_id: SessionId, *, at: Location = HERE) -> bool:
         """Stop a session's turn, its sub-agents and its work in the background.
 
-        OpenCode ends the turn before it answers. It does not end commands in the background; ended
-        one by one, they wake the session, which is stopped once more.
+        OpenCode ends the turn before it answers. It does not end work in the background; ended
+        piece by piece, that may wake the session, which is stopped once more.
         """
         interrupt = _path(session_id, "/interrupt")
         await self.do("POST", interrupt, urgent=True)
         if at == HERE:
             at = Location((await self.session(session_id)).directory)
-        family, unvisited = {session_id}, [session_id]
+        active, family, unvisited = await self._active(), {session_id}, [session_id]
         while unvisited:  # sub-agents may have sub-agents
             for child in await self._children(unvisited.pop()):
                 if child.id not in family:
@@ -429,16 +445,20 @@ class OpenCode2(Calls):
                     await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
         left = [one for one in await self._shells(at) if one.metadata.session_id in family]
         for shell in left:
+            self.stopped[shell.id] = None
             with suppress(UpstreamNotFoundError):
                 path = f"/api/shell/{checked('sh', shell.id)}"
                 await self.do("DELETE", path, at=at, urgent=True)
-        if left:
+        if left or (family - {session_id}) & active.keys():
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAKE_SECONDS):
                     while session_id not in await self._active():  # noqa: ASYNC110 - no event here
                         await asyncio.sleep(WAKE_POLL_SECONDS)
             await self.do("POST", interrupt, urgent=True)
         await self._empty_inbox(session_id)
+        self.background.pop(session_id, None)  # the inbox may have had the report of its end
+        if (stop := self.stops.pop(session_id, None)) is not None:
+            stop.set()
         return True
 
     async def _empty_inbox(self, session_id: SessionId) -> None:
@@ -584,7 +604,7 @@ class OpenCode2(Calls):
                     left = unreported(left, part.text)
                 case _:
                     pass
-        return bool(left)
+        return not {*left.values()} <= self.stopped.keys()
 
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
@@ -669,6 +689,7 @@ class OpenCode2(Calls):
         It is not while work runs that it has put into the background, or an earlier prompt has:
         this one may have been sent while the turn of the other was running.
         """
+        stop = self.stops.setdefault(session_id, asyncio.Event())
         unbegun, idle = round(AGENT_SECONDS / POLL_SECONDS), 0
         while True:
             await self._wait(session_id)
@@ -681,13 +702,13 @@ class OpenCode2(Calls):
             while begin is None and page.next_cursor:  # a long turn
                 page = await self.messages(session_id, limit=PAGE, before=page.next_cursor)
                 found, begin = [*page.items, *found], _index(page.items, prompt_id)
-            if not self._leave_work(found):
+            if stop.is_set() or not self._leave_work(found):
                 break
             # The end of its own work wakes the session a moment later. Earlier work may be lost.
             idle = 0 if session_id in await self.session_status(at=at) else idle + 1
             if idle >= (IDLE_LOOKS if self._leave_work(found[begin or 0 :]) else 1):
                 break
-            await asyncio.sleep(BACKGROUND_SECONDS)
+            await wait(stop, BACKGROUND_SECONDS)
         for message in reversed(found):
             if isinstance(message.info, AssistantMessage):
                 return message
@@ -1009,7 +1030,8 @@ class OpenCode2(Calls):
         self.prompts.clear()
         self.tool_calls.clear()
         self.running.clear()
-        return Decoder2(self.prompts, self.tool_calls, self.running)
+        self.background.clear()
+        return Decoder2(self.prompts, self.tool_calls, self.running, self.background)
 
 
 R = TypeVar("R", Permission2, Form2)

@@ -183,8 +183,6 @@ class _Session:
     refused: set[str] = field(default_factory=set[str])
     """Answers with a tool call that a person refused."""
     compaction: MessageId | None = None
-    background: dict[str, str] = field(default_factory=dict[str, str])
-    """Work in the background: the ids of its tool call, with those of its command or session."""
 
     def forget_execution(self) -> None:
         """Forget what only matters while the session works."""
@@ -217,11 +215,17 @@ class Decoder2:
         prompts: MutableMapping[SessionId, MessageId],
         calls: KnownCalls,
         running: MutableMapping[str, Running],
+        background: MutableMapping[SessionId, dict[str, str]],
     ) -> None:
-        """Note the last prompt of each session, tool ``calls``, and ``running`` commands by id."""
+        """Note the last prompt of each session, tool ``calls``, and ``running`` commands by id.
+
+        The work of each session in the ``background`` is noted by the ids of its tool calls, with
+        those of its commands or sessions.
+        """
         self._prompts = prompts
         self._calls = calls
         self._running = running
+        self._background = background
         self._sessions = Recent[SessionId, _Session](KNOWN_SESSIONS)
         self._known = {*self.followed, *(name.encode() for name in _IGNORED)}
 
@@ -279,7 +283,7 @@ class Decoder2:
             yield from _compaction(kind, state, tell, at, data)
         elif kind.startswith("session.execution."):
             self._forget_commands(session)
-            yield from _execution(kind, state, tell, data)
+            yield from self._execution(kind, state, tell, data)
         elif kind == "session.retry.scheduled":
             words = turn_error(Failure2.model_validate(data["error"])).data.message or ""
             yield tell.status(
@@ -287,6 +291,7 @@ class Decoder2:
             )
         elif kind == "session.deleted":
             del self._sessions[session]
+            self._background.pop(session, None)
             self._forget_commands(session)
             yield SessionDeleted(event_id=event_id, session_id=session)
         else:
@@ -313,7 +318,9 @@ class Decoder2:
         payload = _object(item, "payload") or _object(item, "data")
         text, synthetic = payload.get("text", "") + "", item["type"] == "synthetic"
         if synthetic:
-            state.background = unreported(state.background, text)
+            self._background[tell.session] = unreported(
+                self._background.get(tell.session) or {}, text
+            )
         yield from tell.message(prompt_message(tell.session, message, at, text, synthetic))
 
     def _step(
@@ -387,7 +394,7 @@ class Decoder2:
             state.refused.add(message)
         work = left_in_background(known.name, call.metadata)
         if kind == "session.tool.success" and work is not None:
-            state.background[call_id] = work
+            self._background.setdefault(session, {})[call_id] = work
         if known.name and call.status not in ("completed", "error"):
             self._calls[message, call_id] = known
         if call.status != "running":
@@ -400,6 +407,19 @@ class Decoder2:
         if not known.name:
             return tell.missed()
         return tell.part(tool_part(session, message, call_id, known.name, call))
+
+    def _execution(
+        self, kind: str, state: _Session, tell: "_Tell", data: dict[str, Any]
+    ) -> Iterator[Event]:
+        if kind == "session.execution.started":
+            yield tell.status(_BUSY)
+            return
+        state.forget_execution()
+        if kind == "session.execution.failed":
+            error = turn_error(Failure2.model_validate(data["error"]))
+            yield SessionFailed(event_id=tell.next_id(), session_id=tell.session, error=error)
+        if not self._background.get(tell.session):
+            yield tell.status(_IDLE)
 
     def _forget_commands(self, session: SessionId, call_id: str | None = None) -> None:
         """Forget the running command of a call, or all of a session."""
@@ -487,18 +507,6 @@ def _compaction(
         message, state.compaction = state.compaction, None
         _, summary = compaction(tell.session, message, at, "completed")
         yield from tell.message(summary)
-
-
-def _execution(kind: str, state: _Session, tell: _Tell, data: dict[str, Any]) -> Iterator[Event]:
-    if kind == "session.execution.started":
-        yield tell.status(_BUSY)
-        return
-    state.forget_execution()
-    if kind == "session.execution.failed":
-        error = turn_error(Failure2.model_validate(data["error"]))
-        yield SessionFailed(event_id=tell.next_id(), session_id=tell.session, error=error)
-    if not state.background:
-        yield tell.status(_IDLE)
 
 
 def _named(
