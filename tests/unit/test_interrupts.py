@@ -103,7 +103,11 @@ def test_a_call_that_was_carried_out_was_allowed_by_somebody() -> None:
 
     assert settle("void", ran=True, ending=True) == past_us
     assert settle("void", YES, ran=True, ending=True, stage=Stage.SENDING).answer == YES
-    assert settle("void", NO, ran=True, ending=True, stage=Stage.SENDING) == past_us
+    for stage in (Stage.WAITING, Stage.RETRY, Stage.SENDING, Stage.GIVEN):
+        for ending in (True, False):
+            assert settle("void", NO, ran=True, ending=ending, stage=stage) == past_us
+            assert settle("void", NO, implied=NO, ran=True, ending=ending, stage=stage) == past_us
+    assert settle("void", implied=NO, ran=True) == past_us
 
 
 def test_an_answer_to_another_request_may_settle_this_one() -> None:

@@ -87,11 +87,12 @@ class Parts:
     async def stop_unwatched(self) -> None:
         """Stop what works in an OpenCode that is kept: nobody would follow it."""
         for member in self.fleet.members.values():
-            if member.name not in self._errands:
+            if member.server.managed is None or not member.server.managed.keep:
                 continue
             turns = self.turns_in(member)
             asking = {status.session_id for status in turns if status.state.interrupted}
-            working = {status.session_id for status in turns} | self._errands[member.name]
+            errands = self._errands.get(member.name, set())
+            working = {status.session_id for status in turns} | errands
             for session_id in filter(None, working - asking):
                 with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
                     async with asyncio.timeout(HEALTH_SECONDS):
@@ -100,10 +101,11 @@ class Parts:
     async def store_and_hand_over(self, grace: float) -> None:
         """Store what is not stored yet, and hand the tasks over to other replicas.
 
-        A database that cannot be reached is waited for during the grace period.
+        A database that cannot be reached is waited for during the grace period, and a second at
+        least: with a grace of 0 nothing at all would be stored.
         """
         try:
-            async with asyncio.timeout(0 if self.database.fenced else grace):
+            async with asyncio.timeout(0 if self.database.fenced else max(grace, 1.0)):
                 await self.tasks.open.close()
                 await self.ownership.hand_over()
         except (TimeoutError, StoreUnavailableError):

@@ -192,8 +192,8 @@ def understand(message: Message, pending: Sequence[Interrupted], seen: int) -> M
     """Return what a message means; raise NotUnderstoodError if that is not certain.
 
     An answer may name requests by number or id. One that names none is for the request that was
-    shown: ``seen`` is the highest number that a reader of the task was given. It is not for
-    requests that came later, even if the one that was shown is settled.
+    shown: ``seen`` is the highest number up to which it may count (``SeenRequests.answerable``). It
+    is not for requests that came later, even if the one that was shown is settled.
 
     Text and data parts may say the same twice; a message that says two things says nothing.
     """

@@ -146,9 +146,11 @@ def judge_end(
     the turn ends at the deadline (EXPIRED)                  expired, by the clock
     reported, and our answer says the same                   by our answer
     void, it ran, and our answer is not a refusal            by our answer
-    void, and our answer was GIVEN or the turn continues     by our answer
+    void, it did not run, and our answer was GIVEN or the
+    turn continues                                           by our answer
     an answer to several requests, given to another one      by our answer
-    an answer to another request explains it                 by that answer
+    an answer to another request explains it: no refusal
+    explains a call that ran                                 by that answer
     void, but a permission whose call ran                    once, past us
     void, while OpenCode is busy and the turn continues      void, past us
     void                                                     void, by nobody
@@ -165,14 +167,16 @@ def judge_end(
     if answer is not None:
         if not void:
             taken = answer.resolution == event.resolution
-        elif allowed and answer.resolution != "rejected":
-            taken = True
+        elif allowed:
+            taken = answer.resolution != "rejected"
         else:
             # A request that vanished has taken the answer that was on its way to it.
             taken = interrupt.stage is Stage.GIVEN or not ending
         if taken:
             resolution = "expired" if answer.by == CLOCK else answer.resolution
             return Settlement(replace(event, by=answer.by, resolution=resolution), answer)
+    if implied is not None and allowed and implied.resolution == "rejected":
+        implied = None
     if implied is not None and event.resolution in (implied.resolution, "void"):
         event = replace(event, by=implied.by)
         if implied is interrupt.due:  # a person gave it to this request as well
