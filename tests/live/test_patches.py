@@ -68,6 +68,33 @@ async def test_a_file_that_is_moved_over_another_is_told_as_that(
     assert (workspace / "old" / "app.py.bak").read_text() == "a = 1\nb = 2\n"
 
 
+async def test_a_file_that_is_moved_to_itself_is_told_to_be_deleted(
+    person: Caller, workspace: Path, patch: Any
+) -> None:
+    heads = ("*** Update File: app.py", "*** Move to: ./app.py")
+
+    asked = await person.send(patch(*heads, "@@", "-a = 1", "+a = 2"))
+    done = await person.send("yes", task=asked.id)
+
+    told = "moves app.py to itself, which OpenCode does by deleting it"
+    assert (asked.said.splitlines()[2].strip(), done.state) == (told, "completed")
+    assert not (workspace / "app.py").exists()
+
+
+async def test_a_patch_that_looks_like_another_is_told_as_what_it_does(
+    person: Caller, workspace: Path, patch: Any, driver: str
+) -> None:
+    lines = (" *** Delete File: app.py", "*** Update File: hello.txt", "@@", "-hello", "+bye")
+
+    asked = await person.send(patch(*lines))
+    done = await person.send("yes", task=asked.id)
+
+    deletes = driver == "opencode2"  # for 1.x it is not the begin of a line
+    told = ["    deletes app.py", "    changes hello.txt"] if deletes else ["    changes hello.txt"]
+    assert asked.said.splitlines()[2 : 2 + len(told)] == told
+    assert (done.state, (workspace / "app.py").exists()) == ("completed", not deletes)
+
+
 async def test_a_file_that_is_overwritten_is_not_told_as_new(
     person: Caller, workspace: Path, patch: Any
 ) -> None:

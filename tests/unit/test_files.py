@@ -74,59 +74,65 @@ def test_every_path_of_a_request_is_looked_at(root: Path) -> None:
     assert links(asked(None, {"filepath": out}, {})) == {}
 
 
-PATCH = "\n".join(
-    [
-        "*** Begin Patch",
-        "*** Update File: src/a.py",
-        "@@",
-        "-x",
-        "+*** Delete File: not/a/head.py",
-        "*** Update File: b.py",
-        "*** Move to: out/old.py",
-        "*** Add File: src/a.py",
-        "+new",
-        "*** Delete File: out/x.py",
-        "*** End Patch",
-    ]
+def patch(*lines: str) -> str:
+    return "\n".join(["*** Begin Patch", *lines, "*** End Patch"])
+
+
+SENT = (
+    *(" *** Delete File: out/x.py", "*** Update File: src/a.py", "@@", " *** Move to: b.py", "+x"),
+    *("\t*** Update File: b.py", "*** Move to: out/old.py", "@@", "+*** Delete File: c.py"),
+    *("*** Add File: src/a.py", "+new", "*** Update File: c.py", "*** Move to: ./c.py"),
 )
+TOLD: list[Json] = [
+    {"file": "w/out/x.py", "status": "deleted"},
+    {"file": "w/src/a.py", "status": "modified"},
+    {"file": "w/out/old.py", "status": "modified"},
+    {"file": "w/src/a.py", "status": "added"},
+    {"file": "w/c.py", "status": "modified"},
+]
 
 
 @pytest.mark.requirement("I24")
 def test_every_file_of_a_patch_is_named_with_what_happens_to_it(root: Path) -> None:
     (root / "out" / "old.py").touch()
-    told: list[Json] = [
-        {"file": "src/a.py", "status": "modified"},
-        {"file": "out/old.py", "status": "modified"},
-        {"file": "src/more.py", "status": "added"},
-    ]
 
-    request = asked(str(root), {"files": told}, {"patchText": PATCH})
+    request = asked(str(root), {"files": TOLD}, {"patchText": patch(*SENT)})
 
     assert seen(request).changes == [
+        PatchedFile("delete", "out/x.py"),
         PatchedFile("change", "src/a.py"),
         PatchedFile("move", "b.py", "out/old.py", replaces=True),
         PatchedFile("add", "src/a.py", replaces=True),
-        PatchedFile("delete", "out/x.py"),
-        PatchedFile("add", "src/more.py", replaces=False),  # OpenCode names it, and the patch not
+        PatchedFile("move", "c.py", "c.py", replaces=False),
     ]
-    assert [*links(request)] == ["out/old.py", "b.py", "out/x.py"]
+    assert [*links(request)] == ["out/x.py", "b.py", "out/old.py"]
     elsewhere = replace(request, directory="/no/such/directory")
     assert {one.replaces for one in seen(elsewhere).changes} == {None}
 
 
-def test_the_record_tells_what_happens_where_the_patch_is_not_known(root: Path) -> None:
-    told: list[Json] = [
-        {"filePath": "/w/a", "type": "update"},
-        {"filePath": "/w/b", "type": "move", "movePath": "/w/c"},
-        {"filePath": "/w/d", "type": "delete"},
-        {"file": "e", "status": "deleted"},
-        {"file": "f", "status": 7},
+@pytest.mark.requirement("I24")
+def test_the_record_decides_where_the_patch_says_something_else() -> None:
+    sent: JsonObject = {"patchText": patch("*** Delete File: x", "*** Update File: b.py")}
+    first: list[Json] = [
+        {"filePath": "/w/b.py", "type": "update"},
+        {"filePath": "/w/c", "type": "move", "movePath": "/w/d"},
+        {"filePath": "/else/e", "type": "add"},
+    ]
+    second: list[Json] = [
+        {"file": "b.py", "status": "modified", "patch": "Index: /w/b.py\n===\n"},
+        {"file": "d", "status": "modified", "patch": "Index: /w/c\n===\n"},
+        {"file": "e", "status": 7},
+        {"name": "f"},
     ]
 
-    assert changes(asked(str(root), {"files": told}, {})) == [
-        PatchedFile("change", "/w/a"),
-        PatchedFile("move", "/w/b", "/w/c"),
-        PatchedFile("delete", "/w/d"),
-        PatchedFile("delete", "e"),
-        PatchedFile("change", "f"),
+    assert changes(asked("/w", {"files": first}, sent)) == [
+        PatchedFile("change", "b.py"),
+        PatchedFile("move", "c", "d"),
+        PatchedFile("add", "/else/e"),
     ]
+    assert changes(asked("/w", {"files": second}, sent)) == [
+        PatchedFile("change", "b.py"),
+        PatchedFile("move", "c", "d"),
+        PatchedFile("change", "e"),
+    ]
+    assert changes(asked("/w", {}, {})) == []

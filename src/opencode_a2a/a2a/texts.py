@@ -136,7 +136,9 @@ def _sent(asked: Interrupted, record: JsonObject) -> Iterator[str]:
     given = asked.tool_input or {}
     told = [command_line(asked), record.get("url"), given.get("filePath")]
     told += [path for one in asked.changes for path in (one.path, one.to)]
-    if asked.patterns != ["*"] and (more := [one for one in asked.patterns if one not in told]):
+    if asked.patterns != ["*"] and (
+        more := [one for one in asked.patterns if one not in told and one.strip() != told[0]]
+    ):
         yield "For: " + ", ".join(map(visible_line, more))
     covered = {key.lower(): value for key, value in record.items()}
     patch = record.get("diff")
@@ -180,6 +182,8 @@ def _change(change: PatchedFile) -> str:
             return f"replaces {path}, which exists"
         case PatchedFile(kind="add"):
             return f"writes {path}, whether it exists or not"
+        case PatchedFile(to=to) if to == change.path:
+            return f"moves {path} to itself, which OpenCode does by deleting it"
         case PatchedFile(to=to, replaces=replaces):
             where = "" if replaces is False else ", which exists and is replaced"
             if replaces is None:

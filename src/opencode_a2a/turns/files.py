@@ -3,6 +3,7 @@
 OpenCode follows symbolic links, and names the link alone. Its record of a patch calls a file new
 that is overwritten, and, on 2.x, names of a file that is moved only where it goes to. A person who
 approves has to know more, as far as the call tells it and this machine has the same files.
+Its parsers of patches differ, and both take some that say one thing and do another.
 """
 
 import os
@@ -16,44 +17,80 @@ from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
 
 Kind = Literal["add", "change", "delete", "move"]
 
-_HEAD: Final = re.compile(r"\s*\*\*\* (Add File|Update File|Delete File|Move to):(.*)")
+_HEAD: Final = re.compile(r"\*\*\* (Add|Update|Delete) File: *(.*)")
 """A line of a patch, as the model sends it, that says what happens to a file."""
-_SENT: Final[dict[str, Kind]] = {
-    "Add File": "add",
-    "Update File": "change",
-    "Delete File": "delete",
-}
-_RECORDED: Final[dict[str, Kind]] = {
-    **dict.fromkeys(("add", "added"), "add"),
-    **dict.fromkeys(("delete", "deleted"), "delete"),
+_MOVES: Final = "*** Move to:"
+_INDEX: Final = re.compile(r"Index: (/.*)\n")
+"""The first line of the change that OpenCode makes of a patch to a file."""
+_KINDS: Final[dict[str, Kind]] = {
+    **dict.fromkeys(("Add", "add", "added"), "add"),
+    **dict.fromkeys(("Delete", "delete", "deleted"), "delete"),
     "move": "move",
 }
-"""The kinds in OpenCode's record, by its ``type`` (1.x) or ``status`` (2.x)."""
+"""The kinds in a patch, and in OpenCode's record by its ``type`` (1.x) or ``status`` (2.x)."""
 
 
 def changes(asked: Interrupted) -> list[PatchedFile]:
-    """Return what a patch does to each of its files: by the patch itself, then by the record."""
-    found: list[PatchedFile] = []
+    """Return what a patch does to each of its files.
+
+    OpenCode's record decides. That of 2.x does not tell a move: there the patch itself is read, and
+    counts if it says the same as the record otherwise.
+    """
+    told = [one for file in _recorded(asked) if (one := _by_record(asked, file)) is not None]
     sent = (asked.tool_input or {}).get("patchText")
-    for line in sent.split("\n") if isinstance(sent, str) else ():
-        head = _HEAD.match(line)
-        if head is None:
-            continue
-        name, path = head[1], head[2].strip()
-        if name != "Move to":
-            found.append(PatchedFile(_SENT[name], path))
-        elif found:
-            found[-1] = replace(found[-1], kind="move", to=path)
-    named = {_whole(asked, path) for one in found for path in (one.path, one.to) if path}
-    for file in _recorded(asked):
-        match file:
-            case {"filePath": str(path)} | {"file": str(path)} if _whole(asked, path) not in named:
-                kind = _RECORDED.get(str(file.get("type", file.get("status"))), "change")
-                to = file.get("movePath")
-                found.append(PatchedFile(kind, path, to if isinstance(to, str) else None))
-            case _:
-                pass
+    if not isinstance(sent, str) or any("filePath" in file for file in _recorded(asked)):
+        return told
+    read = _by_patch(sent)
+    kinds = [[_as_recorded(one) for one in listed] for listed in (read, told)]
+    return read if not told or kinds[0] == kinds[1] else told
+
+
+def _as_recorded(change: PatchedFile) -> Kind:
+    return "change" if change.kind == "move" else change.kind
+
+
+def _by_record(asked: Interrupted, file: JsonObject) -> PatchedFile | None:
+    match file:
+        case {"filePath": str(path)}:
+            kind = _KINDS.get(str(file.get("type")), "change")
+            to = file.get("movePath")
+            return PatchedFile(
+                kind, _short(asked, path), _short(asked, to) if isinstance(to, str) else None
+            )
+        case {"file": str(path)}:  # below the root of the project, which is not known here
+            kind = _KINDS.get(str(file.get("status")), "change")
+            index = _INDEX.match(str(file.get("patch")))
+            if index is None:
+                return PatchedFile(kind, path)
+            if index[1].endswith(f"/{path}"):
+                return PatchedFile(kind, _short(asked, index[1]))
+            return PatchedFile("move", _short(asked, index[1]), path)
+        case _:
+            return None
+
+
+def _by_patch(sent: str) -> list[PatchedFile]:
+    """Read a patch as OpenCode 2 does."""
+    found: list[PatchedFile] = []
+    before: re.Match[str] | None = None
+    for line in sent.split("\n"):
+        head = _HEAD.match(line.strip())
+        if line.startswith(" ") and found and found[-1].kind in ("change", "move"):
+            head = None  # a line of the file
+        if head is not None:
+            found.append(PatchedFile(_KINDS.get(head[1], "change"), head[2]))
+        elif before is not None and before[1] == "Update" and line.startswith(_MOVES):
+            to = line.removeprefix(_MOVES).strip()
+            same = os.path.normpath(to) == os.path.normpath(found[-1].path)
+            found[-1] = replace(found[-1], kind="move", to=found[-1].path if same else to)
+        before = head
     return found
+
+
+def _short(asked: Interrupted, path: str) -> str:
+    """Return a whole path without the directory of the session, if it is in there."""
+    root = f"{(asked.directory or '').rstrip('/')}/"
+    return path.removeprefix(root) if len(root) > 1 else path
 
 
 def looked_up(asked: Interrupted) -> Interrupted:
@@ -102,7 +139,7 @@ def _named(asked: Interrupted) -> Iterator[str]:
     told, given = _recorded(asked), asked.tool_input or {}
     values: list[Json] = [
         asked.metadata.get("filepath") if not told else None,  # else it is a list of names
-        *(one.get(name) for one in told for name in ("filePath", "movePath", "file")),
+        *(one.get(name) for one in told for name in ("filePath", "movePath")),
         *(given.get(name) for name in ("filePath", "path", "workdir")),
         *(path for one in asked.changes for path in (one.path, one.to)),
     ]

@@ -95,6 +95,7 @@ function change({ kind, path, to, replaces }) {
   const [file, target] = [path, to].map((one) => h("code", {}, marked(one ?? "")));
   if (kind === "delete") return ["deletes ", file];
   if (kind === "change") return ["changes ", file];
+  if (kind === "move" && to === path) return ["moves ", file, " to itself, which OpenCode does by deleting it"];
   if (kind === "move") return ["moves ", file, " to ", target, replaces ? ", which exists and is replaced" : replaces === undefined && ", whether that exists or not"];
   return replaces ? ["replaces ", file, ", which exists"] : replaces === undefined ? ["writes ", file, ", whether it exists or not"] : ["adds ", file];
 }
