@@ -81,6 +81,7 @@ from opencode_a2a.opencode.v2.messages import (
     question_of,
     stored,
     tool_state,
+    unreported,
 )
 from opencode_a2a.opencode.v2.outputs import MAX_OUTPUT, Inserted, Running
 from opencode_a2a.turns.snapshot import PAGE, messages_since
@@ -1308,3 +1309,20 @@ async def test_a_managed_opencode_2_is_not_started_on_the_data_of_1(tmp_path: Pa
             pass
 
     assert not started.exists()
+
+
+@pytest.mark.parametrize(
+    ("report", "left"),
+    [
+        ('<shell id="call_1" state="completed">', ["sh_2", "sh_3", "ses_4"]),
+        ('<shell id="call_12" state="completed">', ["sh_1", "sh_2", "ses_4"]),
+        ('<shell id="call_1"></shell><shell id="call_1"></shell>', ["sh_3", "ses_4"]),
+        ('<subagent sessionID="ses_4" state="completed">', ["sh_1", "sh_2", "sh_3"]),
+        ("Command sh_2 has ended.", ["sh_1", "sh_3", "ses_4"]),
+        ("call_123", ["sh_1", "sh_2", "sh_3", "ses_4"]),
+    ],
+)
+def test_a_report_ends_the_work_that_it_names_and_no_other(report: str, left: list[str]) -> None:
+    background = {"sh_1": "call_1", "sh_2": "call_1", "sh_3": "call_12", "ses_4": "call_4"}
+
+    assert [*unreported(background, report)] == left

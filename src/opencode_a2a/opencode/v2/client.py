@@ -599,12 +599,12 @@ class OpenCode2(Calls):
             match part:
                 case ToolPart(state=ToolCompleted(metadata=metadata)):
                     if work := left_in_background(part.tool, metadata):
-                        left[part.call_id] = work
+                        left[work] = part.call_id
                 case TextPart(synthetic=True):
                     left = unreported(left, part.text)
                 case _:
                     pass
-        return not {*left.values()} <= self.stopped.keys()
+        return not left.keys() <= self.stopped.keys()
 
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE

@@ -219,8 +219,8 @@ class Decoder2:
     ) -> None:
         """Note the last prompt of each session, tool ``calls``, and ``running`` commands by id.
 
-        The work of each session in the ``background`` is noted by the ids of its tool calls, with
-        those of its commands or sessions.
+        The work of each session in the ``background`` is noted by the ids of its commands or
+        sessions, with those of its tool calls.
         """
         self._prompts = prompts
         self._calls = calls
@@ -233,9 +233,9 @@ class Decoder2:
         kind, session = head_of(data)
         if kind not in self._known:
             self._known.add(kind)
-            if kind.startswith(b"session."):
+            if kind.startswith((b"session.", b"permission.", b"form.")):
                 # Perhaps a new name for an event that turns need: they would end late and silent.
-                logger.info("OpenCode 2 sends events of an unknown type", type=kind.decode())
+                logger.warning("OpenCode 2 sends events of an unknown type", type=kind.decode())
         return kind, session
 
     def parent(self, kind: bytes, data: bytes) -> bytes:
@@ -394,7 +394,7 @@ class Decoder2:
             state.refused.add(message)
         work = left_in_background(known.name, call.metadata)
         if kind == "session.tool.success" and work is not None:
-            self._background.setdefault(session, {})[call_id] = work
+            self._background.setdefault(session, {})[work] = call_id
         if known.name and call.status not in ("completed", "error"):
             self._calls[message, call_id] = known
         if call.status != "running":

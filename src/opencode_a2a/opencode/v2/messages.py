@@ -266,12 +266,17 @@ def left_in_background(tool: str, metadata: JsonObject | None) -> str | None:
 def unreported(background: Mapping[str, str], report: str) -> dict[str, str]:
     """Return what is left of the work in the background after a message that reports its end.
 
-    It is given by the ids of its tool calls, with those of its commands or sessions: the report of
-    a command names the call, that of a sub-agent its session.
+    It is given by the ids of its commands or sessions, with those of its tool calls: the report of
+    a command names the call, that of a sub-agent its session. Some providers give calls of several
+    steps the same id; then a report is for the earliest.
     """
-    return {
-        call: work for call, work in background.items() if call not in report and work not in report
-    }
+    left = dict(background)
+    for work, call in background.items():
+        named = re.compile(rf"(?<![\w-])({re.escape(work)}|{re.escape(call)})(?![\w-])")
+        if named.search(report):
+            del left[work]
+            report = named.sub("", report, count=1)
+    return left
 
 
 def patches(files: Sequence[Json]) -> str:

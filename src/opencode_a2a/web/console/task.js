@@ -214,7 +214,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
     else if (progress?.type === "message") message(progress);
     else if (progress && !progress.type.startsWith("step")) {
       const words = [progress.title ?? progress.type, progress.subtitle, progress.reason].filter(Boolean).join(" · ");
-      note.hidden = progress.status === "completed";
+      note.hidden = ["completed", "error"].includes(progress.status);
       note.dataset.type = progress.type;
       note.textContent = progress.type === "recovered" ? "The service was restarted; the task went on." : words;
     } else if (!progress) note.hidden = true;
