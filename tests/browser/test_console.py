@@ -260,8 +260,8 @@ async def test_a_request_shows_what_opencode_will_do(
     await start(page, f"odd {script(*calls, [DONE])}")
 
     shown = (
-        ("URL\nhttp://127.0.0.1:9/?key=SECRET", "does not use:\n\ncommand\nhttps://docs.example/"),
-        ("File\n/etc/hostname", "does not use:\n\ncommand\ncat README.md"),
+        ("URL\nhttp://127.0.0.1:9/?key=SECRET", "also sent:\n\ncommand\nhttps://docs.example/"),
+        ("File\n/etc/hostname", "also sent:\n\ncommand\ncat README.md"),
         ("--- a;\n+++ a; evil()\n b", "+1 \u22121"),
         ("echo harmless # ⟨U+202E⟩'evil' mr ;", "The agent says\nSay⟨U+200B⟩ it"),
     )

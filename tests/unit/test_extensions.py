@@ -266,7 +266,7 @@ EVENTS: list[TurnEvent] = [
     ),
     ToolChanged(MESSAGE, "prt_4", "call", "bash", "error", error="no"),
     ASKED,
-    Resumed(RequestId("per_1"), "permission", "rejected", "ann", "because"),
+    Resumed(RequestId("per_1"), "permission", "rejected", "ann", "because", "task"),
     UsageCounted(Usage(1, 2, 3, 4, 5, 0.5), Usage(1)),
     ChannelReplaced(Channel.TEXT, MESSAGE, [("prt_2", "yes, or no")]),
     PlanGrew(MESSAGE, "prt_5", "first this", opens=True),

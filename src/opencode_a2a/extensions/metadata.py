@@ -140,7 +140,7 @@ OUTPUT_SCHEMA = Extension(
 _TOOL_FIELDS = ("call_id", "tool", "status", "title", "input", "output", "error", "metadata")
 _INTERRUPT_FIELDS = (
     "request_id", "number", "type", "phase", "session_id", "details",
-    "asked_at", "expires_at", "default", "waiting", "resolution", "by", "reason",
+    "asked_at", "expires_at", "default", "waiting", "resolution", "by", "scope", "reason",
     "scope",
 )  # fmt: skip
 _DETAIL_FIELDS = (
