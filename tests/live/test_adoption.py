@@ -178,6 +178,29 @@ async def test_a_request_that_ended_with_its_opencode_is_named_and_asked_again(
     assert (answered.state, answered.text) == ("completed", "allowed")
 
 
+@pytest.mark.both_drivers
+async def test_half_an_answer_is_not_called_completed_when_model_and_opencode_ended(
+    variables: dict[str, str], driver: str
+) -> None:
+    async with Program(variables, "--demo") as program:
+        caller = Caller(program)
+        words = " ".join(f"word{number}" for number in range(60))
+        async with caller.stream(script({"say": words, "delay": 0.05})) as before:
+            await before.until(lambda _: "word3" in fold(before.updates).text)
+            first = opencode_pid(program)
+            await program.kill()
+
+        # The model ended with the service. Asked to end as well, OpenCode 1 stores the half that it
+        # has without an error, OpenCode 2 with one.
+        await program.start(JAVA_HOME="/opt/java")
+
+        assert opencode_pid(program) != first
+        ended = await caller.ended(before.task.id)
+        error = "UPSTREAM_INTERRUPTED" if driver == "opencode1" else "UPSTREAM_EXECUTION_ERROR"
+        assert (ended.state, ended.error_type) == ("failed", error)
+        assert words.startswith(ended.text)
+
+
 async def test_the_demo_goes_on_after_a_kill_in_the_middle_of_text(
     variables: dict[str, str],
 ) -> None:

@@ -188,6 +188,7 @@ class TurnReader:
             state.tree.last_error,
             refused=state.refused,
             forgotten=state.forgotten,
+            stepped=bool(state.steps),
             retrying=state.tree.retrying,
             overtaken=state.messages.overtaken,
         )

@@ -298,6 +298,7 @@ def judge(
     *,
     refused: bool,
     forgotten: bool,
+    stepped: bool,
     retrying: bool,
     overtaken: bool,
 ) -> tuple[Outcome, Failure | None]:
@@ -305,9 +306,10 @@ def judge(
 
     ``last`` is its last message, ``error`` that of a ``session.error`` event. ``refused``: a person
     refused what the last message asked for. ``forgotten``: nobody can answer that any more, since
-    another process of OpenCode took the place of the one that asked. ``retrying``: OpenCode was
-    waiting for a provider when it stopped. ``overtaken``: a prompt of another turn came into the
-    session.
+    another process of OpenCode took the place of the one that asked. ``stepped``: a model was
+    asked, whose answers end with a reason, unlike a command that the caller named. ``retrying``:
+    OpenCode was waiting for a provider when it stopped. ``overtaken``: a prompt of another turn
+    came into the session.
     """
     if last is None or last.time.completed is None:
         error = (last and last.error) or error
@@ -316,8 +318,9 @@ def judge(
         return Outcome.FAILED, FORGOTTEN if forgotten else INTERRUPTED if last else UNANSWERED
     if last.error is not None:
         return _explain(last.error, last.provider_id)
-    if last.finish is None and retrying:
-        return Outcome.FAILED, ABORTED
+    if last.finish is None and last.structured is None and (stepped or retrying):
+        # OpenCode was stopped in the middle of a text: it stores what it has, without an error.
+        return Outcome.FAILED, ABORTED if retrying else INTERRUPTED
     if last.finish not in ("tool-calls", "unknown") or last.structured is not None:
         return Outcome.COMPLETED, None
     if refused:

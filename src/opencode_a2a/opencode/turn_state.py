@@ -389,7 +389,8 @@ class TurnState:
     """Ids of the messages and requests that events were about since the last gap. What is known of
     them may be newer than the next snapshot. Also the requests that were pending in a snapshot:
     without a gap, only an event or the end of the turn settles one."""
-    _steps: set[str | None] = field(default_factory=set[str | None])
+    steps: set[str | None] = field(default_factory=set[str | None])
+    """The starts of steps: calls of a model."""
     _postponed: dict[MessageId, list[MessageEvent]] = field(
         default_factory=dict[MessageId, list[MessageEvent]]
     )
@@ -406,7 +407,7 @@ class TurnState:
             if tool.tool == TODO_TOOL and tool.status == "completed":
                 self._todos_part = max(self._todos_part, tool.part_id)
         self.todos = emitted.todos
-        self._steps |= {part_id for _, _, part_id in emitted.progress}
+        self.steps |= {part_id for kind, _, part_id in emitted.progress if kind == "step-start"}
         for text in self.texts.values():
             text.resume()
         # Everything that the other process emitted may be out of date.
@@ -734,11 +735,11 @@ class TurnState:
                     title = known.title or (str(described) if described is not None else None)
                     self.reports.append(Progressed("subagent", known.status, part.id, title=title))
             case StepStartPart():
-                if part.id not in self._steps and not stored:
+                if part.id not in self.steps and not stored:
                     # A second start in one message means that the provider failed in between.
                     for text in self.texts.values():
                         text.void_open(part.message_id)
-                self._steps.add(part.id)
+                self.steps.add(part.id)
                 self.reports.append(Progressed("step-start", "running", part.id))
             case StepFinishPart():
                 step = Progressed("step-finish", "completed", part.id, reason=part.reason)
