@@ -22,7 +22,6 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.cluster.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
-    InterruptNotFoundError,
     LimitExceededError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -50,8 +49,8 @@ from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.telemetry import current_trace
-from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.interrupt_state import CLOCK
+from opencode_a2a.turns.interrupts import WorkInterrupts
 from opencode_a2a.turns.job import LoggedTurn
 from opencode_a2a.turns.shared_interrupts import audit_settled, audit_void
 from opencode_a2a.turns.turn import INTERNAL, Turn
@@ -270,18 +269,10 @@ class OpenTask:
         if not await asyncio.shield(storing):
             raise UnsupportedOperationError(ENDED)
 
-    async def answer(
-        self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write
-    ) -> None:
-        """Answer interrupts of the turn; ``in_same_commit`` is stored with the answer."""
-        if self._turn is None:
-            raise InterruptNotFoundError(request_id=request_ids[0])
-        await self._turn.interrupts.answer(request_ids, answer, in_same_commit)
-
-    async def repeat(self, message: Message) -> None:
-        """Make sure that OpenCode gets the answer in a message that was accepted before."""
-        if self._turn is not None:
-            await self._turn.interrupts.repeat(message)
+    @property
+    def interrupts(self) -> WorkInterrupts | None:
+        """The permissions and questions of the turn that runs, if there is one."""
+        return None if self._turn is None else self._turn.interrupts
 
     # Its end
 

@@ -593,8 +593,8 @@ class Sending:
             if task is None and not State(row.state).terminal:
                 raise MovedError(row.upstream)
             if earlier is not None:
-                if task is not None:
-                    await task.repeat(command.message)
+                if task is not None and task.interrupts is not None:
+                    await task.interrupts.repeat(command.message)
                 log = await self._open.log_of(earlier)
                 if command.message not in log.state.history:
                     raise InterruptNotFoundError(SETTLED)
@@ -604,13 +604,7 @@ class Sending:
             await task.member.turns.check_reachable()
             log = task.log
             # Before the state is read: it may change while this waits.
-            at_sender, by_context = command.answerable.get(log.ref.id, 0), command.task_id is None
-            if by_context:
-                # Whether it may be late for another request of the context is known only here.
-                log.note_seen_number(at_sender)
-                at_sender = 0
-            await self._wait_until_seen(log, at_sender)
-            answerable = max(log.seen.answerable(came, by_context=by_context), at_sender)
+            answerable = await self._answerable(command, log, came)
             status = log.state.status
             if command.sign_in is not None and status.sign_in != command.sign_in:
                 refusal = InterruptNotFoundError(SETTLED)
@@ -626,12 +620,18 @@ class Sending:
                 case _:
                     return await self._add(command, task)
 
-    async def _wait_until_seen(self, log: TaskLog, at_sender: int) -> None:
-        """Wait a moment if nobody was shown the latest request of a task, here or at the sender.
+    async def _answerable(self, command: SendCommand, log: TaskLog, came: float) -> int:
+        """Return the highest request that a plain answer may be for, by what readers were shown.
 
-        The notification that another replica has shown it may be on its way. The state of the log
-        is firm then, until the next await.
+        Wait a moment if nobody was shown the latest request of the task, here or at the sender: the
+        notification that another replica has shown it may be on its way. The state of the log is
+        firm then, until the next await.
         """
+        at_sender, by_context = command.answerable.get(log.ref.id, 0), command.task_id is None
+        if by_context:
+            # Whether it may be late for another request of the context is known only here.
+            log.note_seen_number(at_sender)
+            at_sender = 0
         newest = max((one.number or 0 for one in log.state.status.pending), default=0)
         until = time.monotonic() + SEEN_SECONDS
         while max(log.seen.newest, at_sender) < newest:
@@ -639,6 +639,7 @@ class Sending:
                 break
             await asyncio.sleep(SEEN_SECONDS / 20)
         await log.firm_state()
+        return max(log.seen.answerable(came, by_context=by_context), at_sender)
 
     async def _answer(self, command: SendCommand, task: OpenTask, answerable: int) -> Handled:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
@@ -676,7 +677,9 @@ class Sending:
         seq = log.state.seq
         try:
             async with self._recording(command, task) as in_same_commit:
-                await task.answer(requests, answer, in_same_commit)
+                if task.interrupts is None:
+                    raise InterruptNotFoundError(request_id=requests[0])
+                await task.interrupts.answer(requests, answer, in_same_commit)
         except ServiceError as refused:
             if isinstance(refused, FINAL_REFUSALS):
                 await self._database.write(message_write(command, log, refusal=refused))
