@@ -8,13 +8,16 @@ import pytest
 
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
+    InterruptNotFoundError,
     SessionNotFoundError,
     StoreUnavailableError,
     UpstreamAwayError,
+    UpstreamError,
+    UpstreamHttpError,
     UpstreamNotFoundError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed
+from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed, TurnEvent
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.opencode.client import Location, OpenCode1
@@ -33,6 +36,7 @@ from opencode_a2a.turns.interrupt_state import (
     unlogged,
 )
 from opencode_a2a.turns.interrupts import WorkInterrupts
+from opencode_a2a.turns.policy import EXPIRED_MESSAGE
 from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 ASKED = Interrupted(
@@ -128,13 +132,14 @@ class ReplyingOpenCode:
     def __init__(self) -> None:
         self.replies: list[str] = []
         self.free, self.asked, self.missed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.away = False
+        self.fails: dict[str, UpstreamError] = {}
+        """The replies that fail, each with its error."""
         self.unknown: str | None = None
         """The request that is not pending."""
 
     async def reply_permission(self, request: str, reply: str, *_: object, at: Location) -> None:
-        if self.away:
-            raise UpstreamAwayError
+        if (error := self.fails.get(reply)) is not None:
+            raise error
         if request == self.unknown:
             self.missed.set()
             raise UpstreamNotFoundError
@@ -256,10 +261,10 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connected.set()
         await work.ask_and_settle([first, second])
-        opencode.away = True
+        opencode.fails["reject"] = UpstreamAwayError()
         with pytest.raises(UpstreamUnreachableError):
             await work.answer([second.request_id], NO)
-        opencode.away = False
+        opencode.fails.clear()
 
         answering = asyncio.create_task(work.answer([first.request_id], granted))
         await opencode.asked.wait()
@@ -270,6 +275,111 @@ async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered()
         work.close()
 
     assert (opencode.replies, work.open[second.request_id].given) == (["once"], NO)
+
+
+@pytest.mark.requirement("I23")
+async def test_a_refusal_is_not_overruled_by_a_grant_that_is_being_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    first = replace(PENDING, always=["*"], patterns=["ls"])
+    second = replace(first, request_id=RequestId("per_2"))
+    granted = Answer(PermissionReply("once", scope="task"), "ann")
+    storing, locked = asyncio.Event(), asyncio.Event()
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([first, second])
+        answering = asyncio.create_task(work.answer([first.request_id], granted))
+        await opencode.asked.wait()
+        store_answer = shared.store_answer
+
+        async def store_slowly(*args: Any, insist: bool = False) -> None:
+            if insist:
+                storing.set()
+                await locked.wait()
+            await store_answer(*args, insist=insist)
+
+        monkeypatch.setattr(shared, "store_answer", store_slowly)
+        settled: list[TurnEvent] = [Resumed(first.request_id, "permission", "once")]
+        settling = asyncio.create_task(work.ask_and_settle(settled))
+        await storing.wait()
+
+        with pytest.raises(InterruptNotFoundError):  # at once: it is allowed already
+            async with asyncio.timeout(1):
+                await work.answer([second.request_id], NO)
+        locked.set()
+        await settling
+        work.note_logged()
+        await answering
+        await work.attend()
+        (row,) = [one for one in await shared.stored("task", "context") if one.resumed is None]
+        work.close()
+
+    assert (opencode.replies, row.answer) == (["once", "once"], work.open[second.request_id].given)
+
+
+@pytest.mark.requirement("I23")
+async def test_an_answer_that_opencode_may_have_is_not_replaced_though_its_repeat_fails() -> None:
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    message = Message("m", "user", [Part("text", text="yes")])
+    yes = replace(YES, message=message)
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([PENDING])
+        opencode.fails["once"] = UpstreamUnreachableError()  # its response is lost
+        with pytest.raises(UpstreamUnreachableError):
+            await work.answer([PENDING.request_id], yes)
+        opencode.fails["once"] = UpstreamAwayError()
+        with pytest.raises(UpstreamUnreachableError):
+            await work.repeat(message)
+
+        with pytest.raises(InterruptNotFoundError):
+            async with asyncio.timeout(1):
+                await work.answer([PENDING.request_id], NO)
+        (row,) = await shared.stored("task", "context")
+        work.close()
+
+    assert row.answer == yes
+
+
+@pytest.mark.requirement("I15")
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_answer_that_opencode_refuses_gives_way_to_the_default_at_the_deadline(
+    restarted: bool,
+) -> None:
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    opencode.fails["once"] = UpstreamHttpError(upstream_status=400)
+    settings = Settings.model_validate({"interrupts": {"interrupt_request_ttl_seconds": 0.05}})
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), settings)
+        woken = asyncio.Event()
+        work = WorkInterrupts(shared, OWNER, woken.set)
+        work.connected.set()
+        await work.ask_and_settle([PENDING])
+        with pytest.raises(UpstreamHttpError):
+            await work.answer([PENDING.request_id], YES)
+        if restarted:
+            work.close()
+            work = WorkInterrupts(shared, OWNER, woken.set)
+            work.restore(await shared.stored("task", "context"), [PENDING.request_id])
+        woken.clear()
+
+        async with asyncio.timeout(5):
+            await woken.wait()
+        for _ in range(2):
+            await work.attend()
+        (row,) = await shared.stored("task", "context")
+        work.close()
+
+    assert opencode.replies == ["reject"]
+    assert row.answer == replace(LATE, reply=PermissionReply("reject", EXPIRED_MESSAGE))
 
 
 @pytest.mark.parametrize("told", ["before the second", "after it", "by the store"])

@@ -2,28 +2,36 @@
 
 ``turns.interrupts`` moves an ``Interrupt`` through these stages:
 
-=======  ==============================================================  =======================
-stage    what happens                                                    next stage
-=======  ==============================================================  =======================
-NEW      it is stored with number and deadline: a person is asked        WAITING
-         it is stored with the answer of a rule or a grant               DUE
-WAITING  a person answers                                                SENDING
-         a person gives a grant that covers it                           DUE
-         the deadline passes: a person's answer that could not be
-         delivered is given, otherwise the default answer                SENDING
-         the deadline passes, and the default is to end the turn         EXPIRED
-DUE      the turn gives the answer                                       SENDING
-RETRY    the turn gives the answer again, or its sender repeats it       SENDING
-SENDING  OpenCode takes the answer, or does not know the request         GIVEN
-         the answer cannot be stored                                     the stage before
-         OpenCode cannot be reached with a person's answer, or the
-         default answer, or refuses it                                   WAITING
-         OpenCode was sent it, and its response is lost                  RETRY
-         the sender leaves before OpenCode has taken the answer          RETRY
-         OpenCode cannot be reached with an answer that was due          RETRY
-GIVEN    OpenCode does not confirm a person's answer in time             WAITING
-any      OpenCode says that it is settled, or no longer lists it         SETTLED
-=======  ==============================================================  =======================
+========  =============================================================  =======================
+stage     what happens                                                   next stage
+========  =============================================================  =======================
+NEW       it is stored with number and deadline: a person is asked       WAITING
+          it is stored with the answer of a rule or a grant              DUE
+WAITING   a person answers, or gives a grant that covers it              ANSWERED
+          the deadline passes: a person's answer that could not be
+          delivered is taken again, otherwise the default answer         ANSWERED
+          the deadline passes, and the default is to end the turn        EXPIRED
+          the sender of an answer that could not be delivered repeats
+          it                                                             SENDING
+ANSWERED  the answer cannot be stored                                    the stage before
+          it is stored, and OpenCode is given it                         SENDING
+          that of a grant is stored                                      DUE
+          it is stored, and its sender leaves before OpenCode is given
+          it                                                             RETRY
+DUE       the turn gives the answer                                      SENDING
+RETRY     the turn gives the answer again, or its sender repeats it      SENDING
+          somebody answers the same once more                            ANSWERED
+SENDING   OpenCode takes the answer, or does not know the request        GIVEN
+          OpenCode was sent it, and its response is lost, or the sender
+          leaves before that                                             RETRY
+          OpenCode cannot be reached, or refuses it, after WAITING       WAITING
+          the same, after DUE or RETRY                                   RETRY
+GIVEN     OpenCode does not confirm a person's answer in time            WAITING
+any       OpenCode says that it is settled, or no longer lists it        SETTLED
+========  =============================================================  =======================
+
+``WorkInterrupts._give`` alone leads into SENDING, and out of it unless that is to SETTLED. After
+the deadline, an answer with which OpenCode finds fault gives way to the default answer (WAITING).
 
 An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. Each
 interrupt leaves one audit record when it is settled.
@@ -63,6 +71,9 @@ class Stage(Enum):
 
     NEW = auto()
     WAITING = auto()
+    ANSWERED = auto()
+    """Its answer is being stored, or is stored and goes to other requests first: nobody else can
+    answer it."""
     DUE = auto()
     """Its answer is known, and OpenCode has not been given it."""
     RETRY = auto()
@@ -84,8 +95,10 @@ class Interrupt:
     for_person: bool = True
     """Whether a person is asked, since neither a rule nor a grant had the answer."""
     due: Answer | None = None
-    """The answer that OpenCode is to be given: that of a rule or a grant in the stage DUE, or that
-    of a person to several requests, which are given it one after the other."""
+    """In the stage DUE: the answer of a rule or a grant, which OpenCode is to be given."""
+    joint: Answer | None = None
+    """The latest answer of a person that is stored. If it is for several requests, OpenCode is
+    given it for one after the other, and may settle this one together with another."""
     given: Answer | None = None
     """The latest answer that OpenCode may have: also in WAITING, if it could not be delivered."""
     counted: Answer | None = None
@@ -101,17 +114,12 @@ class Interrupt:
         """Whether it stops the turn until a person has answered."""
         return self.for_person and self.stage not in (Stage.NEW, Stage.SETTLED)
 
-    def answerable(self, answer: Answer) -> bool:
+    def accepts(self, answer: Answer) -> bool:
         """Whether a person may answer it now, with this answer."""
         # One that OpenCode is given once more can only be repeated: OpenCode may have acted on it.
         given, retried = self.given, self.stage is Stage.RETRY
         same = given is not None and (given.reply, given.by) == (answer.reply, answer.by)
         return self.for_person and (self.stage is Stage.WAITING or (retried and same))
-
-    def leave_sending(self, to: Stage) -> None:
-        """Go to a stage after sending, unless an event has settled it meanwhile."""
-        if self.stage is Stage.SENDING:
-            self.stage = to
 
     @property
     def name(self) -> str:
@@ -179,7 +187,7 @@ def judge_end(
         implied = None
     if implied is not None and event.resolution in (implied.resolution, "void"):
         event = replace(event, by=implied.by)
-        if implied is interrupt.due:  # a person gave it to this request as well
+        if implied is interrupt.joint:  # a person gave it to this request as well
             return Settlement(replace(event, resolution=implied.resolution), implied)
         return Settlement(event, implied if implied.resolution == "rejected" else None)
     if void and allowed:

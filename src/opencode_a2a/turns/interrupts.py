@@ -266,35 +266,31 @@ class WorkInterrupts:
         if self.forged:
             return AfterAttend.STOP_FORGED
         for interrupt in [*self.open.values()]:
-            asked, before = interrupt.asked, interrupt.stage
-            answer = interrupt.due if before is Stage.DUE else interrupt.given
-            late = before is Stage.WAITING and interrupt.timer and interrupt.timer.when() <= now
-            if late and answer is None:
-                reply = expiry(self.shared.settings, asked)
+            stage, timer = interrupt.stage, interrupt.timer
+            answer = interrupt.due if stage is Stage.DUE else interrupt.given
+            late = timer is not None and timer.when() <= now
+            expires = late and stage is Stage.WAITING
+            if expires and answer is None:
+                reply = expiry(self.shared.settings, interrupt.asked)
                 if reply is None:
                     interrupt.stage = Stage.EXPIRED
                 else:
                     answer = Answer(reply, CLOCK)
             if interrupt.stage is Stage.EXPIRED:
                 return AfterAttend.STOP_EXPIRED
-            if answer is None or not (late or before in (Stage.DUE, Stage.RETRY)):
+            if answer is None or not (expires or stage in (Stage.DUE, Stage.RETRY)):
                 continue
-            interrupt.stage = Stage.SENDING
-            failed = Stage.WAITING if late else Stage.RETRY
             try:
-                if late:
-                    await self.shared.store_answer([asked.request_id], answer, insist=True)
-                await self._send(interrupt, answer)
+                if expires:
+                    await self._store([interrupt], answer, insist=True)
+                await self._give(interrupt, answer, Stage.WAITING if expires else Stage.RETRY)
             except UpstreamNotFoundError:
                 pass  # OpenCode's state, which is read next, says why
             except UpstreamError as error:
-                if _response_lost(error):
-                    failed = Stage.RETRY
-                logger.warning(
-                    "interrupt not answered", request_id=asked.request_id, error=error.message
-                )
-            finally:
-                interrupt.leave_sending(failed)
+                request_id = interrupt.asked.request_id
+                logger.warning("interrupt not answered", request_id=request_id, error=error.message)
+                if late and interrupt.waits and _refused(error):  # then the default answer is next
+                    interrupt.stage, interrupt.given = Stage.WAITING, None
         if self._needs_reconcile:
             self._needs_reconcile = False
             return AfterAttend.RECONCILE
@@ -311,32 +307,25 @@ class WorkInterrupts:
         found: list[Interrupt] = []
         for request_id in request_ids:
             interrupt = self.open.get(RequestId(request_id))
-            if interrupt is None or not interrupt.answerable(answer):
+            if interrupt is None or not interrupt.accepts(answer):
                 raise InterruptNotFoundError(request_id=request_id[:128])
             allow_always = self.shared.allows_always
             check_allowed(self.owner, interrupt.asked, answer, allow_always=allow_always)
             found.append(interrupt)
-        before = [(interrupt, interrupt.stage) for interrupt in found]
-        for interrupt in found:
-            interrupt.stage = Stage.SENDING  # from here on nobody else can answer
-        try:
-            await self.shared.store_answer(request_ids, answer, in_same_commit)
-        except BaseException:
-            for interrupt, stage in before:
-                interrupt.leave_sending(stage)
-            raise
+        before = {interrupt: interrupt.stage for interrupt in found}
+        await self._store(found, answer, in_same_commit)
         failed: dict[Interrupt, ServiceError] = {}
         for interrupt in found:
-            interrupt.due = answer  # "always" to one may settle the next before that is given it
+            interrupt.joint = answer  # "always" to one may settle the next before that is given it
         try:
             for interrupt in found:
                 try:
-                    await self._send_and_confirm(interrupt, answer)
+                    await self._give_and_confirm(interrupt, answer, before[interrupt])
                 except ServiceError as error:
                     failed[interrupt] = error
         finally:
             for interrupt in found:
-                if interrupt.stage is Stage.SENDING:  # the turn gives it, since it is stored
+                if interrupt.stage is Stage.ANSWERED:  # the turn gives it, since it is stored
                     interrupt.stage, interrupt.given = Stage.RETRY, answer
             self.wake()  # also because the deadline may have passed meanwhile
         if failed:
@@ -352,8 +341,10 @@ class WorkInterrupts:
             if answer is None or answer.message != message:
                 continue
             if interrupt.stage in (Stage.WAITING, Stage.RETRY):
-                interrupt.stage = Stage.SENDING
-                await self._send_and_confirm(interrupt, answer)
+                try:
+                    await self._give_and_confirm(interrupt, answer, interrupt.stage)
+                finally:
+                    self.wake()
             else:
                 await self._wait_confirmed(interrupt, answer)
 
@@ -364,34 +355,47 @@ class WorkInterrupts:
         if self._closed and self.open:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
 
-    async def _send_and_confirm(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Give OpenCode an answer, and wait until OpenCode confirms that it counts."""
-        try:
-            if interrupt.stage is Stage.SENDING:  # else it was settled together with another one
-                await self._send(interrupt, answer)
-        except UpstreamNotFoundError:
-            if answer not in (interrupt.counted, interrupt.given, interrupt.implied):
-                raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
-        except BaseException as error:
-            # If the caller has left, the turn gives the answer, since it is stored.
-            left = not isinstance(error, ServiceError)
-            again = left or _response_lost(error)
-            interrupt.leave_sending(Stage.RETRY if again else Stage.WAITING)
-            self.wake()
-            raise
-        await self._wait_confirmed(interrupt, answer)
+    async def _store(
+        self,
+        interrupts: Sequence[Interrupt],
+        answer: Answer,
+        in_same_commit: Write | None = None,
+        *,
+        insist: bool = False,
+    ) -> None:
+        """Store an answer to interrupts, which nobody else can answer from here on.
 
-    async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Give OpenCode an answer that is stored, for ``attend``, ``answer`` or ``repeat``."""
+        ``insist`` waits for a database that is unreachable.
+        """
+        before = {interrupt: interrupt.stage for interrupt in interrupts}
+        for interrupt in interrupts:
+            interrupt.stage = Stage.ANSWERED
+        requests = [interrupt.asked.request_id for interrupt in interrupts]
+        try:
+            await self.shared.store_answer(requests, answer, in_same_commit, insist=insist)
+        except BaseException:
+            for interrupt in interrupts:
+                if interrupt.stage is Stage.ANSWERED:  # else an event has settled it meanwhile
+                    interrupt.stage = before[interrupt]
+            raise
+
+    async def _give(self, interrupt: Interrupt, answer: Answer, undelivered: Stage) -> None:
+        """Give OpenCode an answer that is stored, for ``attend``, ``answer`` or ``repeat``.
+
+        Nothing else moves an interrupt into the stage SENDING, or out of it but by settling it.
+        ``undelivered`` is its stage if OpenCode cannot be reached, or refuses the answer.
+        """
         asked, earlier, interrupt.given = interrupt.asked, interrupt.given, answer
         settled_with_another = interrupt.implied is answer
         self._note_implied(asked, answer)
+        # If its caller is canceled, the turn gives the answer.
+        interrupt.stage, after = Stage.SENDING, Stage.RETRY
         try:
             await self.shared.reply(asked, answer.reply, self._at(asked))
+            after = Stage.GIVEN
         except UpstreamNotFoundError:
             # It is not pending: OpenCode took an earlier try, or an answer from elsewhere.
-            interrupt.given = earlier
-            interrupt.leave_sending(Stage.GIVEN)
+            after, interrupt.given = Stage.GIVEN, earlier
             # An "always" that OpenCode was not given implies nothing.
             if answer.resolution == "always" and earlier is None and not settled_with_another:
                 for other in self.open.values():
@@ -399,8 +403,25 @@ class WorkInterrupts:
                         other.implied = None
             self._require_reconcile()
             raise
-        interrupt.leave_sending(Stage.GIVEN)
+        except ServiceError as error:
+            after = Stage.RETRY if _response_lost(error) else undelivered
+            raise
+        finally:
+            if interrupt.stage is Stage.SENDING:  # else an event has settled it meanwhile
+                interrupt.stage = after
         asyncio.get_running_loop().call_later(LOST_SECONDS, self._reconcile_unconfirmed, interrupt)
+
+    async def _give_and_confirm(
+        self, interrupt: Interrupt, answer: Answer, undelivered: Stage
+    ) -> None:
+        """Give OpenCode an answer, and wait until OpenCode confirms that it counts."""
+        try:
+            if interrupt.stage is not Stage.SETTLED:  # else it was settled together with another
+                await self._give(interrupt, answer, undelivered)
+        except UpstreamNotFoundError:
+            if answer not in (interrupt.counted, interrupt.given, interrupt.implied):
+                raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
+        await self._wait_confirmed(interrupt, answer)
 
     def _reconcile_unconfirmed(self, interrupt: Interrupt) -> None:
         if interrupt.stage is Stage.GIVEN and not self._closed:
@@ -466,8 +487,7 @@ class WorkInterrupts:
                 and grant.covers(self.owner, other.asked)
             ]
             allowed = Answer(PermissionReply("once"), grant.by)
-            requests = [other.asked.request_id for other in covered]
-            await self.shared.store_answer(requests, allowed, insist=True)
+            await self._store(covered, allowed, insist=True)
             for other in covered:
                 self._make_due(other, allowed)
         if not interrupt.for_person:
@@ -541,6 +561,11 @@ class WorkInterrupts:
 def _response_lost(error: BaseException) -> bool:
     """Whether OpenCode may have acted on a call that failed with this error."""
     return isinstance(error, UpstreamUnreachableError) and not isinstance(error, UpstreamAwayError)
+
+
+def _refused(error: UpstreamError) -> bool:
+    """Whether OpenCode finds fault with the answer itself, and so will never take it."""
+    return error.data.get("upstream_status") in (400, 422)
 
 
 def _outcome(found: Sequence[Interrupt], failed: dict[Interrupt, ServiceError]) -> ServiceError:
