@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import V1
 from opencode_a2a.clock import Lease
 from opencode_a2a.cluster.fleet import Fleet, Member, MovedError
 from opencode_a2a.config import LimitSettings, PushSettings, UpstreamEntry
@@ -51,6 +54,7 @@ from opencode_a2a.messages import (
 from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import OpenCodeServer
+from opencode_a2a.server.operations import Events, TaskStream
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import entries, tasks
 from opencode_a2a.store.tasks import TaskRow
@@ -250,6 +254,30 @@ async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
 
         assert log.after(1) is None  # the tail does not reach back so far
         assert seen(entries) == seen(await desk.stored(log))[1:]
+
+
+async def test_a_binding_may_read_a_stream_without_being_woken_for_each_piece_of_text() -> None:
+    async with office() as desk, asyncio.timeout(60):
+        log = await desk.task()
+        stream = TaskStream(LogReader(log), render.task_event(log.state))
+        await log.append([Started(), grew("Hel", opens=True), grew("lo")])
+        await log.append([Finished(Outcome.COMPLETED)])
+
+        batches: list[Events] = []
+        while events := await stream.next(V1):
+            batches.append(events)
+
+        assert [[cursor for cursor, _ in events] for events in batches] == [
+            [b"1"],
+            [b"2", b"3", b"4", b"5"],
+        ]
+        assert [list(orjson.loads(body)) for events in batches for _, body in events] == [
+            ["task"],
+            ["statusUpdate"],
+            ["artifactUpdate"],
+            ["artifactUpdate"],
+            ["statusUpdate"],
+        ]
 
 
 @pytest.mark.requirement("I8")

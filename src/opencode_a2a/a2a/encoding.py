@@ -26,7 +26,8 @@ from opencode_a2a.a2a.types import (
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.events import Channel, Grew, Json, JsonObject
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.log.state import Entry, Query, TaskRef, TaskState
+from opencode_a2a.log.log import ReadableLog
+from opencode_a2a.log.state import Entry, Query, TaskRef
 
 ReadParams = dict[type, Callable[[JsonObject], object]]
 
@@ -51,22 +52,24 @@ class Encoding:
         """Return the result of an operation in the form of this version."""
         return result if self._downgrade is None else self._downgrade(result)
 
-    def events(
-        self, entries: list[Entry], state: TaskState, *, shared: bool
-    ) -> list[tuple[bytes, bytes]]:
-        """Encode entries as events of a stream; return the cursor and the body of each.
+    def encode(self, result: JsonObject) -> bytes:
+        """Encode the result of an operation, or an event that is no entry."""
+        return orjson.dumps(self.result(result))
 
-        ``shared`` entries are encoded once for all readers that get them at the same time.
+    def events(self, entries: list[Entry], log: ReadableLog) -> list[tuple[bytes, bytes]]:
+        """Encode entries of a log as events of a stream; return the cursor and the body of each.
+
+        They are encoded once for all readers that get them at the same time.
         """
         last = self._shared
         if last is not None and last[0] is entries[0] and last[1] == len(entries):
             return last[2]
         events = [
-            (render.cursor(entry.seq, state), body)
+            (render.cursor(entry.seq, log.state), body)
             for entry in entries
-            if (body := self.entry(entry, state.ref)) is not None
+            if (body := self.entry(entry, log.state.ref)) is not None
         ]
-        self._shared = (entries[0], len(entries), events) if shared else None
+        self._shared = (entries[0], len(entries), events) if len(log.readers) > 1 else None
         return events
 
     def entry(self, entry: Entry, ref: TaskRef) -> bytes | None:
@@ -113,7 +116,7 @@ def _template(
     if not ref.shows_channel(channel):
         return None
     rendered = render.growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
-    whole = orjson.dumps(encoding.result(rendered))
+    whole = encoding.encode(rendered)
     head, rest = whole.split(b'"%s"' % _TEXT.encode())
     middle, tail, end = rest.split(_SEQ.encode())
     return head, middle, tail.removesuffix(b'"'), end.removeprefix(b'"')

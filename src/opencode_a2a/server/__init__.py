@@ -8,8 +8,9 @@ The way of a request, which ``web`` has authenticated and bounded:
    for all versions.
 3. ``operations`` runs the operation: ``HANDLERS`` names a method of ``Operations`` for each. One
    that sends a message reads its parts and metadata with ``content`` and submits it to ``tasks``.
-4. The result is an object of A2A 1.0, or a ``TaskStream``. The binding encodes it for the version
-   of the request; ``http.event_stream`` and ``sse`` write a stream.
+4. The result is an object of A2A 1.0, which the binding encodes for the version of the request, or
+   a ``TaskStream``, whose ``next`` returns encoded events. ``http.event_stream`` and ``sse`` write
+   these as server-sent events.
 
 An error is a ``ServiceError`` wherever it is raised; the binding encodes it. A method beyond A2A
 leaves step 1 of JSON-RPC for ``extensions.dispatch``.

@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
-from opencode_a2a.a2a import render
 from opencode_a2a.a2a.encoding import Encoding
 from opencode_a2a.a2a.errors import rest_error, rpc_error
 from opencode_a2a.a2a.operations import CARD_PATHS, PREFIXES, RPC_PATH
@@ -34,9 +33,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.jsonguard import decode
-from opencode_a2a.log.log import LogForgottenError
-from opencode_a2a.log.state import Entry
-from opencode_a2a.server.operations import OperationCall, TaskStream
+from opencode_a2a.server.operations import Events, OperationCall, TaskStream
 from opencode_a2a.server.sse import ErrorFrame, EventStream, Streams, WriteNow
 
 E = TypeVar("E", bound=Exception)
@@ -205,36 +202,18 @@ def event_stream(
 
     An error becomes the last event. ``head`` and ``tail`` enclose the object of each event.
     """
-    reader, log = stream.reader, stream.reader.log
 
-    def encoded(entries: list[Entry]) -> bytes:
-        events = encoding.events(entries, reader.state, shared=len(log.readers) > 1)
+    def framed(events: Events) -> bytes:
         return b"".join([_FRAME % (cursor, head, body, tail) for cursor, body in events])
 
     async def frames(write: WriteNow) -> AsyncGenerator[bytes, None]:
-        def write_entries(entries: list[Entry]) -> bool:
-            """Write entries at once; False if the socket is full, and ``next`` returns them."""
-            chunk = encoded(entries)
-            return not chunk or write(chunk)
+        def write_events(events: Events) -> bool:
+            return write(framed(events))
 
-        # Nothing is kept alive while the stream waits for entries: a task is large, and the wait
-        # may be long.
-        first, stream.task = stream.task, None
-        if first is not None:
-            chunk = _FRAME % (first[0], head, orjson.dumps(encoding.result(first[1])), tail)
-            del first
-            yield chunk
-            chunk = b""
         try:
-            while stream.follow and (entries := await reader.next(write_entries)):
-                chunk = encoded(entries)
-                del entries
-                if chunk:
-                    yield chunk
-                chunk = b""
-        except LogForgottenError:
-            at, task = render.task_event(reader.state)
-            yield _FRAME % (at, head, orjson.dumps(encoding.result(task)), tail)
+            while chunk := framed(await stream.next(encoding, write_events)):
+                yield chunk
+                del chunk  # not to be kept while waiting for the next one
         except ServiceError as error:
             yield error_frame(error)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from opencode_a2a.a2a import operations as a2a
 from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import Encoding
 from opencode_a2a.a2a.texts import interrupt_text
 from opencode_a2a.a2a.types import (
     NoParams,
@@ -29,8 +30,8 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, Principal
-from opencode_a2a.log.log import LogReader
-from opencode_a2a.log.state import Cursor, Query, State
+from opencode_a2a.log.log import LogForgottenError, LogReader
+from opencode_a2a.log.state import Cursor, Entry, Query, State
 from opencode_a2a.messages import NO_ROUTING, MessageIds, PushConfig, TurnRequest
 from opencode_a2a.net.egress import Fetch, lookups_of
 from opencode_a2a.push.sender import WebhookSender
@@ -58,12 +59,19 @@ class OperationCall:
     """The context of a message that names neither a context nor a task."""
 
 
+Events = list[tuple[bytes, bytes]]
+"""Encoded events of a stream: the cursor of each, and its body."""
+WriteEvents = Callable[[Events], bool]
+"""Writes events to a client at once; False if the client cannot take them now."""
+
+
 @dataclass(slots=True)
 class TaskStream:
     """The result of an operation that streams: the current task, then the entries that follow.
 
-    The task has to be rendered right after the reader was made, before anything is awaited: entries
-    that are appended later are read by the reader.
+    Every binding writes what ``next`` returns, until that is nothing. The task has to be rendered
+    right after the reader was made, before anything is awaited: entries that are appended later are
+    read by the reader.
     """
 
     reader: LogReader
@@ -71,6 +79,34 @@ class TaskStream:
     """The cursor of the current task and the task; None if the reader has it already."""
     follow: bool = True
     """Whether entries may follow the task."""
+
+    async def next(self, encoding: Encoding, write: WriteEvents | None = None) -> Events:
+        """Return the next events; none when there are no more.
+
+        While it waits, events go to ``write`` as they come, as in ``LogReader.next``; those that it
+        cannot take are returned. Raise the ServiceError by which the stream ends too early.
+        """
+        if self.task is not None:
+            # A task is large, and the wait for what follows may be long: it is not kept.
+            (cursor, task), self.task = self.task, None
+            return [(cursor, encoding.encode(task))]
+        log = self.reader.log
+
+        def write_entries(entries: list[Entry]) -> bool:
+            events = encoding.events(entries, log)
+            return not events or (write is not None and write(events))
+
+        try:
+            waiting = None if write is None else write_entries
+            while self.follow and (entries := await self.reader.next(waiting)):
+                if events := encoding.events(entries, log):
+                    return events
+                del entries
+        except LogForgottenError:
+            self.follow = False
+            cursor, task = render.task_event(log.state)
+            return [(cursor, encoding.encode(task))]
+        return []
 
 
 class Operations:
