@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opencode_a2a.a2a import v03
 from opencode_a2a.a2a.operations import GET_TASK, SEND_MESSAGE
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.config import Binding, ClientSettings
+from opencode_a2a.config import ClientSettings, HttpBinding
 from opencode_a2a.events import Interrupted, Json, JsonObject, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.log.state import State
@@ -289,14 +289,14 @@ def test_an_interrupt_of_opencode_is_read_with_its_questions() -> None:
 @pytest.mark.parametrize(
     ("binding", "version", "expected"),
     [
-        (Binding.JSONRPC, Version.V1, {"text": "hi"}),
-        (Binding.JSONRPC, Version.V03, {"kind": "text", "text": "hi"}),
-        (Binding.HTTP_JSON, Version.V1, {"text": "hi"}),
-        (Binding.HTTP_JSON, Version.V03, {"text": "hi"}),
+        (HttpBinding.JSONRPC, Version.V1, {"text": "hi"}),
+        (HttpBinding.JSONRPC, Version.V03, {"kind": "text", "text": "hi"}),
+        (HttpBinding.HTTP_JSON, Version.V1, {"text": "hi"}),
+        (HttpBinding.HTTP_JSON, Version.V03, {"text": "hi"}),
     ],
 )
 def test_a_message_is_spelt_as_its_version_and_binding_want(
-    binding: Binding, version: Version, expected: JsonObject
+    binding: HttpBinding, version: Version, expected: JsonObject
 ) -> None:
     at = Interface("http://x", binding, version)
     said = Message("m", "user", [Part("text", text="hi")])
@@ -304,7 +304,7 @@ def test_a_message_is_spelt_as_its_version_and_binding_want(
     request = build_request(at, SEND_MESSAGE, send_params(said, None, "ctx", waits=False))
 
     body = read_json(request.body or b"")
-    params = body["params"] if binding is Binding.JSONRPC else body
+    params = body["params"] if binding is HttpBinding.JSONRPC else body
     assert isinstance(params, dict)
     message = params["message"]
     assert isinstance(message, dict)
@@ -314,7 +314,7 @@ def test_a_message_is_spelt_as_its_version_and_binding_want(
 
 
 def test_an_id_from_outside_cannot_leave_its_place_in_the_path() -> None:
-    at = Interface("http://x/", Binding.HTTP_JSON, Version.V1, "te/nant")
+    at = Interface("http://x/", HttpBinding.HTTP_JSON, Version.V1, "te/nant")
 
     request = build_request(at, GET_TASK, {"id": "../a?b#c", "historyLength": 0})
 
@@ -405,7 +405,7 @@ HYBRID: JsonObject = {
     [
         (ClientSettings(), ("http://x/r", Version.V1)),
         (ClientSettings(use_client_preference=True), ("http://x/j", Version.V1)),
-        (ClientSettings(supported_transports=(Binding.JSONRPC,)), ("http://x/j", Version.V1)),
+        (ClientSettings(supported_transports=(HttpBinding.JSONRPC,)), ("http://x/j", Version.V1)),
         (ClientSettings(protocol_version="0.3"), ("http://x/j", Version.V03)),
     ],
 )
@@ -426,8 +426,8 @@ def test_a_card_of_0_3_gives_its_main_and_its_further_interfaces() -> None:
         }
     )
     assert card.interfaces == (
-        Interface("http://x/j", Binding.JSONRPC, Version.V03),
-        Interface("http://x/r", Binding.HTTP_JSON, Version.V03),
+        Interface("http://x/j", HttpBinding.JSONRPC, Version.V03),
+        Interface("http://x/r", HttpBinding.HTTP_JSON, Version.V03),
     )
 
 

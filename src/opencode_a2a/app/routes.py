@@ -1,13 +1,11 @@
 """The routes of the service: cards, both bindings of A2A with the methods beyond it, OpenAPI."""
 
-from itertools import chain
-
 from starlette.routing import BaseRoute
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.app.parts import Parts
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import Binding, Settings
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import Missing
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
@@ -70,12 +68,9 @@ def protocol_routes(
         spoken_versions(settings),
         settings.a2a.context_header,
     )
-    bindings: dict[Binding, list[BaseRoute]] = {
-        Binding.JSONRPC: RpcBinding(operations, methods, options).routes(),
-        Binding.HTTP_JSON: RestBinding(operations, cards, options).routes(),
-    }
     return [
-        *chain.from_iterable(bindings.values()),
+        *RpcBinding(operations, methods, options).routes(),
+        *RestBinding(operations, cards, options).routes(),
         *cards.routes(),
         *openapi_routes(settings, missing),
     ]

@@ -51,11 +51,11 @@ from opencode_a2a.config.settings import (
 from opencode_a2a.config.values import (
     UNGUESSABLE as UNGUESSABLE,
     AnswerRule as AnswerRule,
-    Binding as Binding,
     CardForm as CardForm,
     CredentialEntry as CredentialEntry,
     DatabaseUrl as DatabaseUrl,
     EmailEntry as EmailEntry,
+    HttpBinding as HttpBinding,
     NoticeEntry as NoticeEntry,
     NtfyEntry as NtfyEntry,
     QuietHours as QuietHours,

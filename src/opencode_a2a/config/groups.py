@@ -21,7 +21,6 @@ from opencode_a2a.config.values import (
     STRICT,
     Asks,
     BasicAuth,
-    Binding,
     Bindings,
     CapabilityScopes,
     CardForm,
@@ -32,6 +31,7 @@ from opencode_a2a.config.values import (
     HeaderName,
     Host,
     Hours,
+    HttpBinding,
     HttpUrl,
     IssuerUrl,
     Level,
@@ -749,7 +749,7 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
     card_fetch_timeout_seconds: Seconds = setting(5, "Time limit for fetching an agent's card.")
     use_client_preference: bool = setting(False, "Prefer our order of bindings to the agent's.")
     supported_transports: Bindings = setting(
-        (Binding.JSONRPC, Binding.HTTP_JSON), "Bindings to use, in order of preference."
+        (HttpBinding.JSONRPC, HttpBinding.HTTP_JSON), "Bindings to use, in order of preference."
     )
     bearer_token: SentToken | None = setting(
         None, "Bearer token for other agents; takes precedence over Basic."

@@ -46,7 +46,7 @@ from opencode_a2a.config.values import (
     STRICT,
     UNGUESSABLE,
     Ask,
-    Binding,
+    HttpBinding,
     QuietHours,
     UpstreamEntry,
     is_loopback,
@@ -101,7 +101,7 @@ class Settings(BaseModel):
         url, prefix = self.a2a.public_url or self._url(self.a2a.host), self.a2a.path_prefix
         return url if urlsplit(url).path.endswith(prefix) else url + prefix
 
-    def interface_url(self, binding: Binding) -> str:
+    def interface_url(self, binding: HttpBinding) -> str:
         """The URL of a binding in the card: that of the service, or a root of its own."""
         own = binding.alias in self.a2a.path_aliases
         return f"{self.public_url}/{binding.alias}" if own else self.public_url

@@ -134,33 +134,30 @@ def _path_prefix(value: str) -> str:
 PathAlias: TypeAlias = Literal["rpc", "rest"]
 
 
-# Values are names on a card. What else a binding consists of: "Adding a binding" in
-# docs/extending.md.
-class Binding(StrEnum):
-    """A binding of A2A that this program supports, as server and as client."""
+# What cards say of the bindings that are served: ``server.contracts.Binding``.
+class HttpBinding(StrEnum):
+    """A binding of A2A over HTTP, by its name on a card. Our client speaks all of them."""
 
-    label: str
-    """Its name in a sentence."""
     alias: PathAlias
     """The root that it has for itself if ``A2A_PATH_ALIASES`` names it."""
 
-    HTTP_JSON = "HTTP+JSON", "HTTP+JSON", "rest"
-    JSONRPC = "JSONRPC", "JSON-RPC", "rpc"
+    HTTP_JSON = "HTTP+JSON", "rest"
+    JSONRPC = "JSONRPC", "rpc"
 
-    def __new__(cls, value: str, label: str, alias: PathAlias) -> Self:
+    def __new__(cls, value: str, alias: PathAlias) -> Self:
         member = str.__new__(cls, value)
         member._value_ = value
-        member.label, member.alias = label, alias
+        member.alias = alias
         return member
 
     @classmethod
-    def spelled(cls, text: str) -> "Binding | None":
+    def spelled(cls, text: str) -> "HttpBinding | None":
         """Return the binding for a spelling such as ``http_json``, ``REST`` or ``json-rpc``."""
         known = {re.sub(r"[^A-Z]", "", one): one for one in cls} | {"REST": cls.HTTP_JSON}
         return known.get(re.sub(r"[^A-Z]", "", text.upper()))
 
     @classmethod
-    def _missing_(cls, value: object) -> "Binding | None":
+    def _missing_(cls, value: object) -> "HttpBinding | None":
         return cls.spelled(value) if isinstance(value, str) else None
 
 
@@ -295,7 +292,7 @@ ProtocolVersion = Annotated[
 ProtocolVersions = Annotated[
     tuple[ProtocolVersion, ...], BeforeValidator(_split), Field(min_length=1)
 ]
-Bindings = Annotated[tuple[Binding, ...], BeforeValidator(_split), Field(min_length=1)]
+Bindings = Annotated[tuple[HttpBinding, ...], BeforeValidator(_split), Field(min_length=1)]
 TokenAlgorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]

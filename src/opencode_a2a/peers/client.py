@@ -34,7 +34,7 @@ from opencode_a2a.a2a.operations import (
 )
 from opencode_a2a.a2a.types import HOPS_HEADER, VERSION_HEADER, SendRequest, Version
 from opencode_a2a.a2a.v03 import Spelling
-from opencode_a2a.config import Binding, ClientSettings
+from opencode_a2a.config import ClientSettings, HttpBinding
 from opencode_a2a.errors import ParseError, UnsupportedOperationError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
@@ -89,7 +89,7 @@ class Interface:
     """One address of an agent, with the binding and the version to use there."""
 
     url: str
-    binding: Binding
+    binding: HttpBinding
     version: Version
     tenant: str | None = None
 
@@ -145,7 +145,7 @@ def read_card(value: JsonObject) -> PeerCard:
         major, dot, _ = named.partition(".")
         version = versions.get(major) if dot else None
         spelled = text_in(item, "protocolBinding", "transport")
-        binding = Binding.spelled(spelled) if spelled else Binding.JSONRPC
+        binding = HttpBinding.spelled(spelled) if spelled else HttpBinding.JSONRPC
         if url and version and binding:
             interfaces[Interface(url, binding, version, text_in(item, "tenant"))] = None
     capabilities = as_object(value.get("capabilities"))
@@ -381,10 +381,10 @@ def build_request(at: Interface, operation: Operation, params: JsonObject) -> Pe
     """Return the HTTP request for an operation; ``params["id"]`` names the task, if any."""
     if at.version is Version.V03 and operation.takes is SendRequest:
         # The 0.3 servers that exist read ProtoJSON on HTTP, and the specification's JSON on RPC.
-        http = at.binding is Binding.HTTP_JSON
+        http = at.binding is HttpBinding.HTTP_JSON
         params = v03.downgrade_send(params, Spelling.PROTO if http else Spelling.JSON)
     match at.binding:
-        case Binding.JSONRPC:
+        case HttpBinding.JSONRPC:
             body: JsonObject = {
                 "jsonrpc": "2.0",
                 "id": 1,
@@ -392,7 +392,7 @@ def build_request(at: Interface, operation: Operation, params: JsonObject) -> Pe
                 "params": render.compact(tenant=at.tenant) | params,
             }
             return PeerRequest("POST", at.url, orjson.dumps(body))
-        case Binding.HTTP_JSON:
+        case HttpBinding.HTTP_JSON:
             prefix = PREFIXES[at.version]
             base = at.url.rstrip("/").removesuffix(prefix) + prefix
             if at.tenant and at.version is Version.V1:
@@ -590,7 +590,7 @@ class Peer:
 
     async def invoke(self, method: str, params: JsonObject) -> JsonObject:
         """Call a method beyond A2A by JSON-RPC; other services of this kind offer some."""
-        at = next((one for one in self.card.interfaces if one.binding is Binding.JSONRPC), None)
+        at = next((one for one in self.card.interfaces if one.binding is HttpBinding.JSONRPC), None)
         if at is None:
             raise PeerError(ErrorCode.UNSUPPORTED, f"the agent does not offer {method}")
         body: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}

@@ -235,7 +235,7 @@ def _forms(
     extended: bool,
 ) -> dict[CardForm, Document]:
     """Return the forms of a card: one for each version, and the hybrid one."""
-    versions, address = spoken_versions(settings), settings.interface_url
+    versions = spoken_versions(settings)
     preferred03 = BINDINGS[Version.V03][0]
     schemes = security_schemes(settings)
     mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
@@ -243,8 +243,8 @@ def _forms(
     only1: JsonObject = {
         "supportedInterfaces": [
             {
-                "url": address(binding),
-                "protocolBinding": binding,
+                "url": binding.url(settings),
+                "protocolBinding": binding.name,
                 "protocolVersion": version.value,
             }
             for version in versions
@@ -256,10 +256,11 @@ def _forms(
     }
     only03: JsonObject = {
         "protocolVersion": "0.3.0",
-        "url": address(preferred03),
-        "preferredTransport": preferred03,
+        "url": preferred03.url(settings),
+        "preferredTransport": preferred03.name,
         "additionalInterfaces": [
-            {"url": address(binding), "transport": binding} for binding in BINDINGS[Version.V03]
+            {"url": binding.url(settings), "transport": binding.name}
+            for binding in BINDINGS[Version.V03]
         ],
         "securitySchemes": {name: one.v03 for name, one in schemes.items()},
         **required03,

@@ -4,7 +4,7 @@ Both are computed from the operations of A2A, the declared methods of the extens
 settings of the deployment. The cards and the OpenAPI document carry the same values.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ from opencode_a2a.a2a.operations import (
     Operation,
 )
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.config import Binding, Settings
+from opencode_a2a.config import HttpBinding, Settings
 from opencode_a2a.errors import (
     MethodNotFoundError,
     Missing,
@@ -33,11 +33,25 @@ from opencode_a2a.extensions.registry import NOTHING, PROFILE, Extension, aliase
 from opencode_a2a.rights import Capability
 from opencode_a2a.signing import JWKS_PATH
 
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A binding as cards and contracts show it."""
+
+    name: str
+    """Its name on a card."""
+    label: str
+    """Its name in a sentence."""
+    url: Callable[[Settings], str]
+
+
+_HTTP_JSON = Binding("HTTP+JSON", "HTTP+JSON", lambda s: s.interface_url(HttpBinding.HTTP_JSON))
+_JSONRPC = Binding("JSONRPC", "JSON-RPC", lambda s: s.interface_url(HttpBinding.JSONRPC))
 BINDINGS: Mapping[Version, tuple[Binding, ...]] = {
-    Version.V1: (Binding.HTTP_JSON, Binding.JSONRPC),
+    Version.V1: (_HTTP_JSON, _JSONRPC),
     # Over HTTP+JSON, the JavaScript client of 0.3 loses ``append`` of artifact updates: each piece
     # of text replaces the one before it.
-    Version.V03: (Binding.JSONRPC, Binding.HTTP_JSON),
+    Version.V03: (_JSONRPC, _HTTP_JSON),
 }
 """The bindings of each version, in the order of preference of its card."""
 CARD_PATH = "/.well-known/agent-card.json"
@@ -226,7 +240,7 @@ def protocol_summary(settings: Settings) -> JsonObject:
             "default": version.value == a2a.protocol_version,
             "status": "supported",
             "supported_features": [
-                *(one.label for one in reversed(Binding) if one in BINDINGS[version]),
+                *(one.label for one in reversed(BINDINGS[Version.V1]) if one in BINDINGS[version]),
                 "streaming",
                 "resubscription with Last-Event-ID",
                 "task list" if version is Version.V1 else "task list over HTTP+JSON only",
@@ -445,8 +459,8 @@ def wire_contract(settings: Settings, missing: Missing = NOTHING) -> JsonObject:
     return {
         **protocol_summary(settings),
         "profile": PROFILE_SUMMARY,
-        "preferred_transport": BINDINGS[Version.V1][0],
-        "additional_transports": [*BINDINGS[Version.V1][1:]],
+        "preferred_transport": BINDINGS[Version.V1][0].name,
+        "additional_transports": [one.name for one in BINDINGS[Version.V1][1:]],
         "extensions": {
             "jsonrpc_methods": names,
             "conditionally_available_methods": {

@@ -32,7 +32,7 @@ from opencode_a2a import metrics
 from opencode_a2a.a2a.operations import CORE_METHODS, RPC_PATH
 from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import Binding, LimitSettings, Settings, loopback
+from opencode_a2a.config import HttpBinding, LimitSettings, Settings, loopback
 from opencode_a2a.errors import (
     BadHttpError,
     ContentEncodingNotSupportedError,
@@ -165,7 +165,7 @@ class Entrance:
                 scope["path"] = path or "/"
         if self._aliases:
             first, _, rest = scope["path"][1:].partition("/")
-            if first in self._aliases and (first == Binding.HTTP_JSON.alias) == bool(rest):
+            if first in self._aliases and (first == HttpBinding.HTTP_JSON.alias) == bool(rest):
                 scope["path"] = f"/{rest}"
         await self._apart.get(scope["path"], self.app)(scope, receive, send)
 
