@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
-from opencode_a2a.cluster.fleet import Anywhere, Fleet, Member, MovedError, There
+from opencode_a2a.cluster.fleet import Anywhere, Fleet, Member, MovedError, There, Where
 from opencode_a2a.cluster.mailbox import Mailbox, OwnerCall
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
@@ -271,12 +271,6 @@ def _note_failure(handling: "asyncio.Future[Handled]") -> None:
         logger.error("a message failed after its sender had gone", exc_info=error)
 
 
-def _could_answer(command: SendCommand) -> bool:
-    """Whether a message says by context, session or reference which task it may be for."""
-    references = command.message.reference_task_ids
-    return bool(command.context_id or command.request.routing.session_id or references)
-
-
 class Handled(NamedTuple):
     """What ``Submitted`` says, as replicas send it to each other: with the id of the task alone."""
 
@@ -322,7 +316,7 @@ class Sending:
         )
 
     async def submit(self, command: SendCommand) -> Submitted:
-        """Start a task, or continue the one that the message is meant for, where that runs."""
+        """Have a message handled where its task runs, or is to run."""
         task_ids = await self._tasks_meant(command)
         log = where = None
         if len(task_ids) == 1:
@@ -331,37 +325,49 @@ class Sending:
                 # The task that waited in its context has ended since: the message starts one.
                 task_ids, log = [], None
         if log is not None:
-            if command.context_id not in (None, log.ref.context_id):
-                raise InvalidParamsError.of(
-                    "message.contextId", "is not the context of this task; leave it out"
-                )
-            # A plain answer counts for what readers were shown, wherever they were.
-            answerable = self._open.answerable_of_remote_tasks(command.principal)
-            command = replace(command, answerable=answerable)
-            # The sender may go away, but a message that is stored has to take effect, and so has
-            # its webhook. If the task that it names has ended, any replica can say so.
+            # If the task that the message names has ended, any replica can say so.
             where = where or Anywhere(self._fleet.first)
-            handling = asyncio.ensure_future(self._handling.run(where, command))
-            try:
-                handled = await asyncio.shield(handling)
-            except asyncio.CancelledError:
-                handling.add_done_callback(_note_failure)
-                raise
+            handled = await self._submit_to_task(command, log, where)
         else:
-            routing = command.request.routing
-            if task_ids or routing != NO_ROUTING:
-                # A repeat does not fail because several tasks wait for an answer now, or because
-                # its directory, agent or session is gone.
-                earlier = await self._earlier(command)
-                if earlier is not None:
-                    return Submitted(await self._open.log_of(earlier), 0, repeat=True)
-            if task_ids:
-                await self._refuse_ambiguous(command, task_ids)
-            bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
-            where = await self._fleet.where_message_belongs(command.context_id, routing, bound)
-            handled = await self._handling.run(where, command)
+            handled = await self._submit_without_task(command, task_ids)
         log = await self._open.log(command.principal, handled.task_id)
         return Submitted(log, handled.seq, handled.repeat)
+
+    async def _submit_to_task(
+        self, command: SendCommand, log: ReadableLog, where: Where
+    ) -> Handled:
+        """Have a message on a task handled, even if its sender goes away meanwhile.
+
+        Once it is stored it has to take effect, and so has its webhook.
+        """
+        if command.context_id not in (None, log.ref.context_id):
+            raise InvalidParamsError.of(
+                "message.contextId", "is not the context of this task; leave it out"
+            )
+        # A plain answer counts for what readers were shown, wherever they were.
+        answerable = self._open.answerable_of_remote_tasks(command.principal)
+        command = replace(command, answerable=answerable)
+        handling = asyncio.ensure_future(self._handling.run(where, command))
+        try:
+            return await asyncio.shield(handling)
+        except asyncio.CancelledError:
+            handling.add_done_callback(_note_failure)
+            raise
+
+    async def _submit_without_task(self, command: SendCommand, waiting: Sequence[str]) -> Handled:
+        """Have a message start a task; refuse it if several tasks wait for an answer like it."""
+        routing = command.request.routing
+        if waiting or routing != NO_ROUTING:
+            # A repeat does not fail because several tasks wait for an answer now, or because its
+            # directory, agent or session is gone.
+            earlier = await self._earlier(command)
+            if earlier is not None:
+                return Handled(TaskId(earlier.id), 0, repeat=True)
+        if waiting:
+            await self._refuse_ambiguous(command, waiting)
+        bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
+        where = await self._fleet.where_message_belongs(command.context_id, routing, bound)
+        return await self._handling.run(where, command)
 
     async def handle(self, member: Member, command: SendCommand) -> Handled:
         """Handle a message where it belongs; raise MovedError if that is not here."""
@@ -389,7 +395,9 @@ class Sending:
         """
         if command.task_id is not None:
             return [command.task_id]
-        if not _could_answer(command) or command.request.routing.new_task:
+        routing, references = command.request.routing, command.message.reference_task_ids
+        names_none = not (command.context_id or routing.session_id or references)
+        if names_none or routing.new_task:
             return []
         waiting = await self._waiting(command, await self._tasks_elsewhere(command))
         return [log.ref.id for log in waiting]
@@ -406,9 +414,9 @@ class Sending:
     async def _tasks_elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
         """Return the caller's tasks that other replicas run, and where each was to run.
 
-        If the message names a context, only those in it; none if it names nothing.
+        If the message names a context, only those in it.
         """
-        if not self._database.census.has_others or not _could_answer(command):
+        if not self._database.census.has_others:
             return []
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
