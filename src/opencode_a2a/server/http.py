@@ -1,4 +1,4 @@
-"""Shared by the bindings: reading requests, and writing responses, refusals and streams."""
+"""Shared by the bindings over HTTP: reading requests, writing responses, refusals and streams."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -69,7 +69,9 @@ def call_of(request: Request, version: Version, options: "BindingOptions") -> Op
     if options.context_header and (given := request.headers.get(options.context_header)):
         context = checked_id(options.context_header, given)
     caller: Caller = request.scope[SCOPE_KEY]
-    cursor = request.headers.get("last-event-id") or request.query_params.get("after")
+    cursor = request.headers.get("last-event-id")
+    if not cursor and request.scope["query_string"]:
+        cursor = request.query_params.get("after")
     hops = request.headers.get(HOPS_HEADER, "")
     sane = hops.isascii() and hops.isdigit() and len(hops) < 4
     return OperationCall(caller, version, cursor, int(hops) if sane else 0, context)

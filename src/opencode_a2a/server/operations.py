@@ -163,6 +163,8 @@ class Operations:
             if sign_in is not None and request.task_id is None:
                 text = "needs the id of the task that waits for it, as taskId"
                 raise InvalidParamsError.of("metadata.opencode.sign_in", text)
+        if routing.hops != call.hops:
+            routing = replace(routing, hops=call.hops)
         default = call.context_id if request.task_id is None else None
         modes, trace = request.accepted_output_modes, current_trace.get()
         command = SendCommand(
@@ -171,7 +173,7 @@ class Operations:
             request=TurnRequest(
                 await read_prompt(message, self._fetch, principal),
                 self._new_message_id(),
-                replace(routing, hops=call.hops),
+                routing,
                 rights=rights,
                 delivery=delivery,
             ),

@@ -77,7 +77,7 @@ class RestBinding:
         operation = by_verb["GET" if request.method == "HEAD" else request.method]
         request.scope[OPERATION] = operation.name
         try:
-            what = f"The route {request.method} {request.url.path[:200]}"
+            what = f"The route {request.method} {request.scope['path'][:200]}"
             asked, supported = asked_version(request), self._options.supported
             negotiate(asked, self._options.default, supported, belongs=version, what=what)
             if operation is GET_EXTENDED_CARD:  # a document made at the start, with an ETag

@@ -312,6 +312,8 @@ class Boundary:
             self._hosts = frozenset(named | _LOOPBACK_NAMES)
         elif settings.auth.allowed_hosts:
             self._hosts = frozenset(named)
+        patterns = (name for name in self._hosts or () if name.startswith("*."))
+        self._suffixes = tuple(name[1:] for name in patterns)
         listed = map(_origin, (settings.public_url, *settings.auth.allowed_origins))
         self._origins = {origin for origin in listed if origin}
 
@@ -326,8 +328,7 @@ class Boundary:
         probe = not self._local and scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")
         if self._hosts is not None and not probe:
             name = _plain_host(host)
-            suffixes = [allowed[1:] for allowed in self._hosts if allowed.startswith("*.")]
-            if name not in self._hosts and not any(name.endswith(suffix) for suffix in suffixes):
+            if name not in self._hosts and not name.endswith(self._suffixes):
                 raise HostNotAllowedError
         origins = headers.getlist("origin")
         if origins and scope["path"] not in OPEN_PATHS:
