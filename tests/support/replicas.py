@@ -19,7 +19,6 @@ import psycopg
 from opencode_a2a.app import Service
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json
-from opencode_a2a.web.socket import Server, server
 from tests.support import stores
 from tests.support.opencode import FakeOpenCode
 from tests.support.ports import free_port
@@ -32,8 +31,6 @@ PATIENCE = 60.0
 
 class _Service(Service):
     """A service whose failure ends itself, and not the process of the tests."""
-
-    server: Server
 
     def end(self, part: str, error: BaseException) -> None:
         self.failed = True
@@ -57,9 +54,7 @@ class RunningReplica:
             trust_env=False,
         )
         self.service = _Service(settings)
-        self.service.server = self._server = server(
-            self.service.entrance, "127.0.0.1", settings.a2a.port, self.service.streams, grace=5.0
-        )
+        self._server = self.service.server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"replica {name}", daemon=True)
         self._going = threading.Event()
@@ -89,7 +84,7 @@ class RunningReplica:
     async def _serve(self) -> None:
         with socket.create_server(("127.0.0.1", self.settings.a2a.port)) as listener:
             async with self.service.running():
-                await self._server._serve([listener])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # no public way
+                await self._server.accept([listener])
 
     async def start(self) -> None:
         self._thread.start()

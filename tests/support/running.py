@@ -38,23 +38,40 @@ async def running(
 
     Pass the streams of the app, so that they end with the server.
     """
-    ended = Streams() if streams is None else streams
-    serving = server(app, "127.0.0.1", port, ended, grace=grace, tls=tls)
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_serve(serving, listener))
-            async with asyncio.timeout(60):
-                await serving.listening.wait()
-            try:
-                yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                serving.should_exit = True
+    serving = server(app, "127.0.0.1", port, grace=grace, tls=tls)
+    async with accepting(serving, port, tls=tls) as url:
+        try:
+            yield url
+        finally:
+            if streams is not None:
+                streams.drain()
+            serving.should_exit = True
+            await serving.shutdown()
 
 
-async def _serve(serving: Server, listener: socket.socket) -> None:
-    """Serve without taking over the signal handlers of the test run."""
+@asynccontextmanager
+async def accepting(
+    serving: Server, port: int = 0, *, tls: ServerTls | None = None
+) -> AsyncGenerator[str]:
+    """Have a server accept connections, and yield its URL; whoever has made it shuts it down.
+
+    The signal handlers of the test run stay.
+    """
+    listener = socket.create_server(("127.0.0.1", port))
+    port = listener.getsockname()[1]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_accept(serving, listener))
+        async with asyncio.timeout(60):
+            await serving.listening.wait()
+        try:
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+        finally:
+            serving.should_exit = True
+
+
+async def _accept(serving: Server, listener: socket.socket) -> None:
     try:
-        await serving._serve([listener])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # no public way
+        await serving.accept([listener])
     except SystemExit:
         raise RuntimeError("the app did not start; its log says why") from None
 

@@ -13,7 +13,7 @@ from opencode_a2a.app import Service
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json, JsonObject
 from tests.support import stores
-from tests.support.running import running
+from tests.support.running import accepting
 
 TOKEN = "a-token-for-the-tests-of-one-caller"  # noqa: S105 - not a secret
 
@@ -43,6 +43,7 @@ def variables_for(backstage: Behind, state: Path, **changes: str) -> dict[str, s
         "A2A_STATE_DIR": str(state),
         "A2A_TASK_STORE_DATABASE_URL": stores.url(state),
         "A2A_RATE_LIMIT_ENABLED": "false",
+        "A2A_SHUTDOWN_GRACE_SECONDS": "5",
         "OPENCODE_BASE_URL": backstage.url,
         "OPENCODE_AUTH_PASSWORD": backstage.password,
         "OPENCODE_WORKSPACE_ROOT": str(backstage.workspace),
@@ -99,7 +100,7 @@ async def serving(
     sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
     async with (
         app.running(),
-        running(app.entrance, port, streams=app.streams) as url,
+        accepting(app.server, port) as url,
         httpx2.AsyncClient(base_url=url, headers=sent, timeout=60, trust_env=False) as http,
     ):
         yield Running(url, http, app)

@@ -257,13 +257,34 @@ async def test_nothing_is_asked_of_an_opencode_any_more_when_it_is_handed_over(
         ownership = Ownership(database, fleet, Leftovers(), beside)
         await ownership.start()
         await asking.wait()
-        await ownership.stop()
+        await ownership.let_go(0)
+        await ownership.stop_following()
         asks, owners = asking.is_set(), await _owners(database)
         await ownership.hand_over()
         await ownership.close()
 
     assert owners == {"x": database.replica}
     assert not asks
+
+
+async def test_what_a_replica_leaves_when_it_stops_is_taken_before_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    url = stores.url(tmp_path)
+    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+        await _own(second, "y")
+        leaving, _ = _ownership(first, "x", "y")
+        staying, _ = _ownership(second, "x", "y")
+        await leaving.start()
+        await staying.start()
+        shared = await _owners(second)
+        await leaving.let_go(0)
+        await leaving.hand_over()
+        await staying.look_and_act(second.replica or 0)
+        left = await _owners(second)
+
+    assert shared == {"x": first.replica, "y": second.replica}
+    assert left == {"x": second.replica, "y": second.replica}
 
 
 async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Path) -> None:

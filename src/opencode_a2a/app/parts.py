@@ -1,7 +1,7 @@
-"""The parts of the service that do its work, and the order in which they start and stop.
+"""The parts of the service that do its work, and the order in which they start.
 
-``service`` starts them, and puts the routes in front of them. A part that runs all the time is a
-coroutine; the service ends if one of them fails (``Service.beside``).
+``service`` starts them, puts the routes in front of them, and stops them. A part that runs all the
+time is a coroutine; the service ends if one of them fails (``Service.beside``).
 """
 
 import asyncio
@@ -27,7 +27,6 @@ from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import HEALTH_SECONDS, opencode_server, withheld
 from opencode_a2a.push.loop import Deliveries, Sender
 from opencode_a2a.push.sender import WebhookSender
-from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import SigningKey
 from opencode_a2a.store import callers
 from opencode_a2a.store.database import Database
@@ -63,6 +62,7 @@ class Parts:
     tasks: TaskService
     ownership: Ownership
     new_message_id: MessageIds
+    deliveries: Deliveries
     notices: "Notices | None" = None
     _errands: dict[str, set[SessionId]] = field(default_factory=dict[str, set[SessionId]])
     """Sessions that work without a task in an OpenCode that is kept, by its name."""
@@ -98,29 +98,18 @@ class Parts:
                     async with asyncio.timeout(HEALTH_SECONDS):
                         await member.turns.opencode.abort_session(session_id)
 
-    async def store_and_hand_over(self, grace: float) -> None:
-        """Store what is not stored yet, and hand the tasks over to other replicas.
 
-        A database that cannot be reached is waited for during the grace period, and a second at
-        least: with a grace of 0 nothing at all would be stored.
-        """
-        try:
-            async with asyncio.timeout(0 if self.database.fenced else max(grace, 1.0)):
-                await self.tasks.open.close()
-                await self.ownership.hand_over()
-        except (TimeoutError, StoreUnavailableError):
-            logger.error("some events could not be stored before the end")
-
-
-async def start_parts(
+async def make_parts(
     stack: AsyncExitStack,
     settings: Settings,
     beside: RunBeside,
-    streams: Streams,
     key: SigningKey | None,
     offer_tools: OfferTools | None,
 ) -> Parts:
-    """Start the parts one after the other; the stack stops them in the reverse order."""
+    """Open the database, find or start every OpenCode, and make the parts that work with them.
+
+    The stack closes everything in the reverse order.
+    """
 
     async def run(work: Coroutine[None, None, None], name: str) -> None:
         await stack.enter_async_context(beside(work, name))
@@ -176,33 +165,37 @@ async def start_parts(
     await run(tasks.remote_logs.run(), "read the logs of other replicas")
     recovery = Recovery(database, writer, fleet, tasks.open, new_message_id.made)
     ownership = Ownership(database, fleet, recovery, beside)
-    parts = Parts(
-        database, workspace, fleet, sender, webhooks, tasks, ownership, new_message_id, notices
+    return Parts(
+        database,
+        workspace,
+        fleet,
+        sender,
+        webhooks,
+        tasks,
+        ownership,
+        new_message_id,
+        deliveries,
+        notices,
     )
-    # To be read from below: first calls and errands are stopped, then the tasks are stored and
-    # handed over to other replicas, then what nobody follows is stopped, and at last the feeds end.
-    stack.push_async_callback(ownership.close)
-    stack.push_async_callback(parts.stop_unwatched)
-    stack.push_async_callback(parts.store_and_hand_over, settings.a2a.shutdown_grace_seconds)
-    streams.on_drain.append(tasks.open.stop_waiting)
-    stack.push_async_callback(ownership.stop)
 
-    # Take the OpenCodes: from here on their events are followed, and their tasks recovered.
+
+async def start_parts(
+    stack: AsyncExitStack, settings: Settings, beside: RunBeside, parts: Parts
+) -> None:
+    """Take the OpenCodes, follow their events and recover their tasks; then look after the rest."""
+    database, fleet, tasks = parts.database, parts.fleet, parts.tasks
+
+    async def run(work: Coroutine[None, None, None], name: str) -> None:
+        await stack.enter_async_context(beside(work, name))
+
     try:
-        await ownership.start()
+        await parts.ownership.start()
     except StoreUnavailableError:
         raise database.went_away from None
-
-    await run(deliveries.run(), "tell webhooks")
-
-    # What looks after the database, the replicas and the OpenCodes from time to time.
+    await run(parts.deliveries.run(), "tell webhooks")
     retention = settings.tasks.task_retention_days * 86_400.0
-    await run(sweep(database, retention, webhooks.unread()), "delete what has expired")
-    await run(ownership.run(), "own OpenCodes")
-    await run(ownership.end_streams_without_lease(), "end streams without a lease")
-    await run(ownership.count_commits(), "count the commits of replicas")
+    await run(sweep(database, retention, parts.webhooks.unread()), "delete what has expired")
     await run(fleet.notice_lost(tasks.open.lose), "notice lost OpenCodes")
-    return parts
 
 
 async def _start_member(

@@ -25,7 +25,7 @@ from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.terminal import STATUS
 from opencode_a2a.web.auth import check_state
-from opencode_a2a.web.socket import BindError, bind, ended_by_signals, prepare_process, server
+from opencode_a2a.web.socket import BindError, bind, ended_by_signals, prepare_process
 from opencode_a2a.web.tls import ServerTls
 
 ANSWER_SECONDS = 3.0
@@ -91,19 +91,11 @@ async def _serve(
     tls: ServerTls | None,
 ) -> int:
     service, began = Service(settings, tls), time.monotonic()
-    manager = ServiceManager(os.environ)
-    runner = server(
-        service.entrance,
-        settings.a2a.host,
-        settings.a2a.port,
-        service.streams,
-        tls=tls,
-        grace=settings.a2a.shutdown_grace_seconds,
-    )
+    server, manager = service.server, ServiceManager(os.environ)
 
     async def announce() -> None:
         """Log where the service is once it listens, and what OpenCode answers."""
-        await runner.listening.wait()
+        await server.listening.wait()
         seconds = round(time.monotonic() - began, 3)
         # OpenCode has been found or started by now, or it is known why not.
         manager.ready(f"Serving at {settings.public_url}")
@@ -130,7 +122,7 @@ async def _serve(
 
     try:
         with ended_by_signals(
-            runner, reread if tls or settings.a2a.audit_file else None
+            server, reread if tls or settings.a2a.audit_file else None
         ) as received:
             async with AsyncExitStack() as stack:
                 waits = "Starting OpenCode" if settings.opencode.managed_server else "Starting"
@@ -145,13 +137,12 @@ async def _serve(
                     )
                 for work in (announce(), manager.keep_alive()):
                     stack.callback(asyncio.create_task(work).cancel)
-                await runner.serve(listeners)
+                await server.accept(listeners)
                 manager.stopping()
-                open_tasks = service.stopping(keep=signal.SIGHUP not in received)
-                with suppress(OSError):  # the terminal may be gone
-                    telemetry.OPERATOR.info("stopping", **open_tasks)
+                # After SIGHUP nobody reads which process is left.
+                service.keeps_waiting = signal.SIGHUP not in received
     except asyncio.CancelledError:
-        if not runner.should_exit:  # the start was not stopped by a signal
+        if not server.should_exit:  # the start was not stopped by a signal
             raise
     with suppress(OSError):
         telemetry.OPERATOR.info("stopped")

@@ -1,14 +1,14 @@
 """The service: its parts, with the routes in front of them.
 
 To follow it from the settings on: ``process.serve`` makes a ``Service`` and runs it.
-``Service.running`` starts everything in order, and stops it in the reverse order: ``parts`` does
-the work, ``routes`` answers requests, and ``report`` is what the service says about itself.
+``Service._start`` and ``Service._stop`` begin and end everything in order: ``parts`` does the work,
+``routes`` answers requests, and ``report`` is what the service says about itself.
 """
 
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.routing import Router
 
-from opencode_a2a import metrics
-from opencode_a2a.app.parts import OfferTools, Parts, start_parts
+from opencode_a2a import metrics, telemetry
+from opencode_a2a.app.parts import OfferTools, Parts, make_parts, start_parts
 from opencode_a2a.app.report import ServiceReport
 from opencode_a2a.app.routes import method_dispatcher, protocol_routes
 from opencode_a2a.cluster.fleet import Fleet
@@ -33,7 +33,7 @@ from opencode_a2a.web.auth import Authenticator, accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
 from opencode_a2a.web.edge import Entrance, RequestRates, edge
 from opencode_a2a.web.observe import Busyness, Readiness, pages
-from opencode_a2a.web.socket import collect_garbage, listening_here
+from opencode_a2a.web.socket import collect_garbage, listening_here, server
 from opencode_a2a.web.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Service:
-    """The service; its parts exist while it is ``running``, and ``entrance`` is what to serve."""
+    """The service; its parts exist while it is ``running``, and ``server`` serves it."""
 
     def __init__(self, settings: Settings, tls: ServerTls | None = None) -> None:
         self.settings = settings
@@ -71,7 +71,16 @@ class Service:
         self._report: ServiceReport | None = None
         # The tool checks a credential of its own.
         apart = {self.tool.server.path: self.tool.server} if self.tool else {}
-        self.entrance = Entrance(settings, apart)
+        self._entrance = Entrance(settings, apart)
+        self.server = server(
+            self._entrance,
+            settings.a2a.host,
+            settings.a2a.port,
+            tls=tls,
+            grace=settings.a2a.shutdown_grace_seconds,
+        )
+        self.keeps_waiting = False
+        """Whether an OpenCode in which a task waits for a person outlives the service."""
 
     @property
     def token_file(self) -> Path:
@@ -86,93 +95,144 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Start everything, and stop it in the reverse order when the context is left."""
-        settings, issuer, tool = self.settings, self.issuer, self.tool
+        """Start everything, and stop it when the context is left."""
         async with AsyncExitStack() as stack:
-
-            async def run(work: Coroutine[None, None, None], name: str) -> None:
-                await stack.enter_async_context(self.beside(work, name))
-
-            # What needs no other part: certificates, identity provider, tool for other agents.
-            await run(collect_garbage(), "collect garbage")
-            if self.tls is not None:
-                await run(self.tls.reload_if_changed(), "reload the certificate")
-            if issuer is not None:
-                await run(issuer.run(), "fetch the keys of the issuer")
-            offer_tools: OfferTools | None = None
-            if tool is not None:
-                stack.push_async_callback(tool.aclose)
-                url = settings.local_url
-                if settings.tls.cert_file:
-                    # OpenCode cannot be made to trust a certificate of a private authority.
-                    url = await stack.enter_async_context(listening_here(tool.server))
-                offered = McpServer.model_validate(tool.server.config(url))
-                offer_tools = partial(
-                    Tools, name=tool.name, server=offered, calling_turns=tool.calling_turns
-                )
-
-            # The parts that do the work. The mailbox takes calls of other replicas as soon as
-            # everything that forwards calls has declared them, as the routes do.
-            key = self.keys.current if self.keys else None
-            parts = await start_parts(stack, settings, self.beside, self.streams, key, offer_tools)
-            self.parts, self.fleet, database = parts, parts.fleet, parts.database
-            methods = method_dispatcher(settings, parts)
-            protocol = protocol_routes(settings, parts, self.streams, self.keys, methods)
-            await run(parts.tasks.mailbox.run(), "carry out calls of replicas")
-
-            # What the service says about itself.
-            self._report = ServiceReport(settings, self.token_file, parts, self.streams)
-            await self._report.examine_opencodes()
-            checks = {"database": database.check, "opencode": self._report.check_opencode}
-            if issuer is not None:
-                await issuer.tried.wait()  # its keys were asked for at the beginning
-                checks["issuer"] = issuer.check
-            figures = settings.a2a.metrics_enabled
-            metrics.WAITING_OLDEST.set_function(self._report.longest_wait)
-            busyness = Busyness(lambda: sum(parts.fleet.tasks.values()))
-            about = pages(Readiness(checks), busyness, self._report.health, figures=figures)
-
-            # All routes, inside the layers of the edge, whose state replicas share.
-            several = database.replica is not None
-            credentials = accepted_credentials(settings, self.token_file)
-            records = SharedRecords(database) if several else StateRecords(settings.a2a.state_dir)
-            sign_ins, requests = SignIns(credentials, records), RequestRates(settings.limits)
             try:
-                await sign_ins.start()
-            except StoreUnavailableError:
-                raise database.went_away from None
-            if several:
-                await run(sign_ins.run(), "share sign-ins")
-            if several and settings.limits.rate_limit_enabled:
-                await run(requests.run(database), "share request rates")
-            routes = [*protocol, *about, *sign_ins.routes()]
-            authenticator = Authenticator(
-                credentials,
-                find_issued=sign_ins.find,
-                verify=issuer.verify if issuer else None,
-                metadata_url=metadata_url(settings),
-            )
-            notices = parts.notices
-            if notices is not None:
-                routes += notices.routes(parts.tasks, methods, parts.new_message_id, credentials)
-            self.entrance.app = edge(
-                Router(routes, redirect_slashes=False),
-                settings,
-                authenticator,
-                requests,
-                notices.files if notices else {},
-                notices.anonymous if notices else (),
-            )
-            yield
+                await self._start(stack)
+                yield
+            finally:
+                await self._stop()
 
-    def stopping(self, *, keep: bool) -> dict[str, object]:
-        """Decide what becomes of the OpenCodes at the end, and return what is still open.
+    async def _start(self, stack: AsyncExitStack) -> None:
+        """Start everything; what the stack closes is closed after ``_stop``."""
+        settings, issuer, tool = self.settings, self.issuer, self.tool
 
-        With ``keep``, those in which a task waits for a person are kept running.
+        async def run(work: Coroutine[None, None, None], name: str) -> None:
+            await stack.enter_async_context(self.beside(work, name))
+
+        # What needs no other part: certificates, identity provider, tool for other agents.
+        await run(collect_garbage(), "collect garbage")
+        if self.tls is not None:
+            await run(self.tls.reload_if_changed(), "reload the certificate")
+        if issuer is not None:
+            await run(issuer.run(), "fetch the keys of the issuer")
+        offer_tools: OfferTools | None = None
+        if tool is not None:
+            stack.push_async_callback(tool.aclose)
+            url = settings.local_url
+            if settings.tls.cert_file:
+                # OpenCode cannot be made to trust a certificate of a private authority.
+                url = await stack.enter_async_context(listening_here(tool.server))
+            offered = McpServer.model_validate(tool.server.config(url))
+            offer_tools = partial(
+                Tools, name=tool.name, server=offered, calling_turns=tool.calling_turns
+            )
+
+        # The parts that do the work. The mailbox takes calls of other replicas as soon as
+        # everything that forwards calls has declared them, as the routes do.
+        key = self.keys.current if self.keys else None
+        parts = await make_parts(stack, settings, self.beside, key, offer_tools)
+        self.parts, self.fleet, database = parts, parts.fleet, parts.database
+        await start_parts(stack, settings, self.beside, parts)
+        methods = method_dispatcher(settings, parts)
+        protocol = protocol_routes(settings, parts, self.streams, self.keys, methods)
+        await run(parts.tasks.mailbox.run(), "carry out calls of replicas")
+
+        # What the service says about itself.
+        self._report = ServiceReport(settings, self.token_file, parts, self.streams)
+        await self._report.examine_opencodes()
+        checks = {"database": database.check, "opencode": self._report.check_opencode}
+        if issuer is not None:
+            await issuer.tried.wait()  # its keys were asked for at the beginning
+            checks["issuer"] = issuer.check
+        figures = settings.a2a.metrics_enabled
+        metrics.WAITING_OLDEST.set_function(self._report.longest_wait)
+        busyness = Busyness(lambda: sum(parts.fleet.tasks.values()))
+        about = pages(Readiness(checks), busyness, self._report.health, figures=figures)
+
+        # All routes, inside the layers of the edge, whose state replicas share.
+        several = database.replica is not None
+        credentials = accepted_credentials(settings, self.token_file)
+        records = SharedRecords(database) if several else StateRecords(settings.a2a.state_dir)
+        sign_ins, requests = SignIns(credentials, records), RequestRates(settings.limits)
+        try:
+            await sign_ins.start()
+        except StoreUnavailableError:
+            raise database.went_away from None
+        if several:
+            await run(sign_ins.run(), "share sign-ins")
+        if several and settings.limits.rate_limit_enabled:
+            await run(requests.run(database), "share request rates")
+        routes = [*protocol, *about, *sign_ins.routes()]
+        authenticator = Authenticator(
+            credentials,
+            find_issued=sign_ins.find,
+            verify=issuer.verify if issuer else None,
+            metadata_url=metadata_url(settings),
+        )
+        notices = parts.notices
+        if notices is not None:
+            routes += notices.routes(parts.tasks, methods, parts.new_message_id, credentials)
+        self._entrance.app = edge(
+            Router(routes, redirect_slashes=False),
+            settings,
+            authenticator,
+            requests,
+            notices.files if notices else {},
+            notices.anonymous if notices else (),
+        )
+
+    async def _stop(self) -> None:
+        """Stop, from the first reader that is told to the last entry that is stored.
+
+        Then ``running`` ends the loops, of which calls of other replicas and webhooks that are
+        being told get a second, and closes what is open: the OpenCodes, which end or are kept, and
+        at last the database, which marks this replica as gone.
         """
-        if keep and self.parts is not None:
-            self.parts.keep_opencodes()
-        return self.report.stopping()
+        parts, server = self.parts, self.server
+        if parts is None:  # the start failed before anything ran
+            return
+        grace = max(1.0, self.settings.a2a.shutdown_grace_seconds)
+
+        # Streams end, and nobody waits for a task any longer, except for the end of a canceled one:
+        # clients come back to another replica, or after the restart.
+        self.streams.drain()
+        parts.tasks.open.stop_waiting()
+
+        # No connection is accepted. Requests under way are answered while the next steps are taken.
+        answering = asyncio.create_task(server.shutdown() if server.started else asyncio.sleep(0))
+
+        # Calls that need an OpenCode end: nothing begins from here on. At a second signal, at once.
+        letting_go = asyncio.create_task(parts.ownership.let_go(grace))
+        hurried = asyncio.create_task(server.hurried.wait())
+        await asyncio.wait([letting_go, hurried], return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not letting_go.done():
+            await parts.ownership.let_go(0)
+
+        # What is open now stays open, and is printed.
+        if self.keeps_waiting:
+            parts.keep_opencodes()
+        if self._report is not None:
+            with suppress(OSError):  # the terminal may be gone
+                telemetry.OPERATOR.info("stopping", **self._report.stopping())
+
+        # Turns are left to OpenCode, and what they have said is stored; then another replica may
+        # have them. A slow database gets as long as the requests. It takes nothing from a replica
+        # that was declared gone.
+        await parts.ownership.stop_following()
+        try:
+            async with asyncio.timeout(0 if parts.database.fenced else grace):
+                await parts.tasks.open.close()
+                await parts.ownership.hand_over()
+        except (TimeoutError, StoreUnavailableError):
+            logger.error("some events could not be stored before the end")
+
+        # What nobody follows in an OpenCode that is kept is stopped. Only now: the end of one turn
+        # would have begun the next of its session.
+        await answering
+        await parts.stop_unwatched()
+        await parts.ownership.close()
 
     @asynccontextmanager
     async def beside(self, work: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:

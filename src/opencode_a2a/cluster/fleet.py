@@ -93,7 +93,8 @@ class Member:
         self.away_since: float | None = None
         """When its owner could no longer reach it, by the clock of the event loop."""
         self.directories = [os.path.realpath(directory) for directory in entry.directories]
-        self._holders: set[asyncio.Timeout] = set()
+        self._holders: dict[asyncio.Timeout, bool] = {}
+        """The calls that hold it, and whether another owner may repeat them."""
         self._unheld = asyncio.Event()
 
     @asynccontextmanager
@@ -105,12 +106,12 @@ class Member:
         """
         if not self.owned:
             raise MovedError(self.name)
-        # A timeout without a limit of its own, which ``let_go`` sets to now: a cancel that can be
-        # told apart from one of the caller's.
+        # A timeout without a limit until ``let_go`` sets one: a cancel that can be told apart from
+        # one of the caller's.
         holder = asyncio.timeout(None)
         try:
             async with holder:
-                self._holders.add(holder)
+                self._holders[holder] = repeatable
                 yield
         except TimeoutError:
             if not holder.expired():
@@ -119,19 +120,23 @@ class Member:
                 raise MovedError(self.name, begun=True) from None
             raise UpstreamUnreachableError(UNSURE) from None
         finally:
-            self._holders.discard(holder)
+            self._holders.pop(holder, None)
             self._unheld.set()
 
     @property
     def held(self) -> bool:
         return bool(self._holders)
 
-    async def let_go(self) -> None:
-        """Stop being its owner: nobody can hold it any more, and those who do are canceled."""
-        self.owned = False
-        for holder in self._holders:
+    async def let_go(self, seconds: float = 0.0, repeatable: float = 0.0) -> None:
+        """Stop being its owner: nobody can hold it any more, and those who do are canceled.
+
+        They have some seconds to end by themselves; ``repeatable`` is for those that another owner
+        may repeat.
+        """
+        self.owned, now = False, asyncio.get_running_loop().time()
+        for holder, can_be_repeated in self._holders.items():
             if not holder.expired():
-                holder.reschedule(0)
+                holder.reschedule(now + (repeatable if can_be_repeated else seconds))
         while self._holders:
             self._unheld.clear()
             await self._unheld.wait()

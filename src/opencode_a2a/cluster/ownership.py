@@ -56,7 +56,9 @@ NAME_IN_USE = (
     "A2A_TASK_STORE_DATABASE_URL to another database"
 )
 STOP_SECONDS = 5.0
-"""How long to wait, when the service stops, for calls that are under way to end."""
+"""How long to wait, when the service stops, for calls that were canceled to end."""
+REPEAT_SECONDS = 0.5
+"""How long a call has then to end by itself if the next owner can repeat it."""
 AWAY_SECONDS = 5.0
 """How long an OpenCode is unreachable before its owner reports it as away to other replicas."""
 UNREACHED_SECONDS = 10.0
@@ -137,9 +139,11 @@ class Ownership:
         self._now = asyncio.get_running_loop().time
         self._ownerships = {name: MemberOwnership(member) for name, member in fleet.members.items()}
         self._wake = asyncio.Event()
-        self._owned_last: Sequence[str] = ()
-        """The OpenCodes that this replica owned when it was stopped."""
         self._listening = AsyncExitStack()
+        self._owned_last: list[str] = []
+        """The OpenCodes that this replica owned when the service was stopped."""
+        self._looking = AsyncExitStack()
+        """The loops that look at the database, and take and give up OpenCodes."""
         self._commits: dict[int, tuple[int, float]] = {}
         """The commits of each replica, and since when this one has seen no more of them."""
         self._promised: bool | None = False
@@ -167,6 +171,12 @@ class Ownership:
         await self._database.write(replicas.enroll, me, listed)
         await self.look_and_act(me)
         self._database.notify("u")
+        for work, name in (
+            (self.run(), "own OpenCodes"),
+            (self.end_streams_without_lease(), "end streams without a lease"),
+            (self.count_commits(), "count the commits of replicas"),
+        ):
+            await self._looking.enter_async_context(self._run_beside(work, name))
 
     async def _check_names(self, me: int) -> None:
         """Refuse to start beside a replica that has started an OpenCode of the same name.
@@ -230,27 +240,42 @@ class Ownership:
                 self._work.end_reading()
                 await self._database.wait_for_lease()
 
-    async def stop(self) -> None:
-        """Take no further calls, and stop following work without a task; what it asks stays open.
+    async def let_go(self, seconds: float) -> None:
+        """Take no further calls and no OpenCode; cancel calls that take longer than this.
 
-        Calls whose senders have gone away may still be under way; they end as in a crash.
+        What the next owner can repeat is canceled sooner if another replica can be that.
         """
-        self._owned_last = self._fleet.owned()
+        await self._looking.aclose()
+        # One that is only being taken is not handed over: its last owner may have lost something.
+        self._owned_last += self._fleet.owned()
+        listed, members = self._listed_elsewhere(), self._fleet.members.values()
+        soon = min(seconds, REPEAT_SECONDS)
+        ends = [one.let_go(seconds, soon if one.name in listed else seconds) for one in members]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds + STOP_SECONDS):
+                await asyncio.gather(*ends)
+
+    async def stop_following(self) -> None:
+        """Stop following work without a task; what it asks stays open."""
         for ownership in self._ownerships.values():
-            member = ownership.member
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await member.let_go()
-            await member.errands.close()
+            await ownership.member.errands.close()
             await ownership.running.aclose()
 
     async def hand_over(self) -> None:
         """Leave the OpenCodes that another live replica lists, all stored and nothing running."""
         me = self._database.replica
-        # One that is only being taken is not handed over: its last owner may have lost something.
-        if me is not None:
-            await self._database.write(replicas.hand_over_listed, me, self._owned_last)
-            self._database.notify("u")
+        if me is None:
+            return
+        self._database.census = await self._census(me)
+        names = self._listed_elsewhere().intersection(self._owned_last)
+        await self._database.write(replicas.leave, me, names)
+        self._database.notify("u")
+        for name in names:  # requests that are still being answered read these tasks from the store
+            await self._work.leave(self._fleet.members[name])
+
+    def _listed_elsewhere(self) -> set[str]:
+        """Return the OpenCodes that other live replicas can run."""
+        return {name for one in self._database.census.others for name in one.lists}
 
     async def close(self) -> None:
         """Stop listening to the OpenCodes."""

@@ -92,8 +92,6 @@ class Streams:
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
         self.draining = False
-        self.on_drain: list[Callable[[], None]] = []
-        """Called to release other requests that wait."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -103,8 +101,6 @@ class Streams:
         self.draining = True
         for stream in self._streams:
             stream.end(Ending.DRAINED)
-        for call in self.on_drain:
-            call()
 
     def add(self, stream: "EventStream") -> None:
         self._streams.add(stream)

@@ -388,10 +388,10 @@ def hand_over(connection: Connection, me: int, names: Collection[str]) -> None:
     connection.execute(_HAND_OVER, {"me": me, "names": list(names)})
 
 
-def hand_over_listed(connection: Connection, me: int, names: Collection[str]) -> None:
-    """Leave OpenCodes to live replicas that list them; the others wait for this one to return."""
-    listed = {name for row in live(connection) if row.no != me for name in row.lists}
-    hand_over(connection, me, listed.intersection(names))
+def leave(connection: Connection, me: int, names: Collection[str]) -> None:
+    """Hand OpenCodes over because this replica stops, and claim no share of them any more."""
+    hand_over(connection, me, names)
+    connection.execute(_LIST, {"me": me, "lists": orjson.dumps([])})
 
 
 def publish(connection: Connection, me: int, published: Mapping[str, tuple[str, int]]) -> None:

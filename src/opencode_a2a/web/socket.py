@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     ServiceError,
 )
-from opencode_a2a.server.sse import WRITE_NOW, Streams
+from opencode_a2a.server.sse import WRITE_NOW
 from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 
 HEADER_SECONDS = 15.0
@@ -166,13 +166,26 @@ def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindErro
 
 
 class Server(uvicorn.Server):
-    """uvicorn that tells open streams to end before it waits for them."""
+    """uvicorn that leaves it to its caller when to stop, and what to do about signals."""
 
-    def __init__(self, config: Config, streams: Streams) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._streams = streams
         self.listening = asyncio.Event()
         """Set once the server accepts connections."""
+        self.hurried = asyncio.Event()
+        """Set by a second signal: requests under way are not waited for."""
+
+    async def accept(self, sockets: list[socket.socket]) -> None:
+        """Accept connections until ``should_exit``; then ``shutdown`` is called."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets)
+        if not self.should_exit:
+            await self.main_loop()
+
+    def hurry(self) -> None:
+        self.force_exit = True
+        self.hurried.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, as uvicorn does, but with a limit for the handshake of TLS."""
@@ -202,16 +215,11 @@ class Server(uvicorn.Server):
         """Leave the signals to ``ended_by_signals``: there is more to end than this server."""
         yield
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._streams.drain()
-        await super().shutdown(sockets)
-
 
 def server(
     app: ASGIApp,
     host: str,
     port: int,
-    streams: Streams,
     *,
     tls: ServerTls | None = None,
     grace: float = 10.0,
@@ -235,7 +243,7 @@ def server(
         timeout_graceful_shutdown=max(1, round(grace)),
         ssl_context_factory=(lambda _, __: tls.context) if tls else None,
     )
-    return Server(config, streams)
+    return Server(config)
 
 
 @contextlib.asynccontextmanager
@@ -243,7 +251,7 @@ async def listening_here(app: ASGIApp) -> AsyncGenerator[str]:
     """Serve an application to this machine only, on a free port and without TLS; yield its URL."""
     (listener,) = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    runner = server(app, "127.0.0.1", port, Streams(), grace=1)
+    runner = server(app, "127.0.0.1", port, grace=1)
     running = asyncio.create_task(runner.serve([listener]))
     try:
         yield f"http://127.0.0.1:{port}"
@@ -281,7 +289,7 @@ def ended_by_signals(
                 os.dup2(nowhere, terminal)
             os.close(nowhere)
         if runner.should_exit:
-            runner.force_exit = True  # the second signal: do not wait for open requests
+            runner.hurry()  # the second signal: do not wait for open requests
         elif main is not None and not runner.started:
             main.cancel()
         runner.should_exit = True
