@@ -385,6 +385,32 @@ async def test_aborting_a_session_cancels_its_task(pair: Pair, here: Caller, the
     assert (await there.ended(task_id)).state == "canceled"
 
 
+async def test_an_abort_is_repeated_at_the_next_owner_if_its_replica_stops(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    async with (
+        FakeOpenCode(tmp_path / "workspace").running() as opencode,
+        cluster([opencode], tmp_path, "a", "b") as made,
+    ):
+        a, b = await made.runs("one"), made.replicas["b"]
+        hold = opencode.hold(count=2)
+        task = await Caller(a).begin("hello")
+        await hold.reached.wait()
+        session_id = (await Caller(a).get(task.id)).session_id
+        opencode.stopping.clear()
+        aborting = asyncio.create_task(
+            Caller(a).answer("opencode.sessions.abort", {"session_id": session_id})
+        )
+        await opencode.asked("abort", 1)
+        stopping = asyncio.create_task(a.stop())
+        await until(lambda: b.service.fleet is not None and b.service.fleet.first.owned)
+        opencode.stopping.set()
+        answer, ended = await aborting, await Caller(b).ended(task.id)
+        await stopping
+
+    assert answer["result"] == {"ok": True, "session_id": session_id}
+    assert ended.state == "canceled"
+
+
 async def test_the_next_owner_gives_the_answer_that_the_one_before_was_giving(
     tmp_path: Path,
 ) -> None:

@@ -133,7 +133,7 @@ class Mailbox:
         """
         me, began = self._database.replica, time.monotonic()
         if me is None:
-            raise UpstreamUnreachableError(NOBODY)
+            raise UpstreamUnreachableError(UNSURE if begun else NOBODY)
         if not self._database.census.reads_mail(upstream):
             raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
         no = await self._database.write(

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AliasPath, ConfigDict, Field, model_validator
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.cluster.fleet import MovedError
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     BudgetExhaustedError,
@@ -14,6 +15,7 @@ from opencode_a2a.errors import (
     PaginationModeError,
     SessionBusyError,
     SessionNotFoundError,
+    StreamEndedError,
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
@@ -484,7 +486,7 @@ async def shell(call: Call, params: ShellParams) -> Item[A2AMessage]:
     return Item(item=A2AMessage.of(answer, call.version))
 
 
-@SESSIONS.method("opencode.sessions.abort", Access.CONTROL)
+@SESSIONS.method("opencode.sessions.abort", Access.CONTROL, repeatable=True)
 async def abort(call: Call, params: OfSession) -> SessionDone:
     """Stop what runs in a session; a task of the caller's that runs in it is canceled."""
     async with call.changing(params.session_id) as session:
@@ -497,7 +499,10 @@ async def _stop(call: Call, session: wire.Session) -> None:
         state = task.log.state
         if state.ref.principal == call.principal and state.status.session_id == session.id:
             await task.cancel()
-            await task.log.until_ended()
+            try:
+                await task.log.until_ended()
+            except StreamEndedError:  # another replica may run the task now
+                raise MovedError(call.member.name, begun=True) from None
     await call.opencode.abort_session(session.id, at=call.at)
 
 
