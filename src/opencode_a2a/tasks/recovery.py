@@ -134,7 +134,7 @@ class Recovery:
         """
         database, writer, tasks, fleet = self._database, self._writer, self._tasks, self._fleet
         rows = await database.read_much(task_rows.load_open, None if all_tasks else taken)
-        running = {task.log.no for task in tasks.all()}
+        running, stored = {task.log.no for task in tasks.all()}, list[asyncio.Future[bool]]()
         for row in rows:
             if row.no in running:  # recovered by an earlier try, which the database cut short
                 continue
@@ -186,7 +186,8 @@ class Recovery:
                 # Before anything is awaited: whoever finds the task finds its turn. That waits for
                 # the entries, and does not run if they cannot be stored.
                 task.start(request, logged_turn, after=storing)
-                await asyncio.shield(storing)
+                stored.append(storing)
+        await asyncio.shield(asyncio.gather(*stored))
         return len(rows)
 
     def stop_leftovers(
