@@ -30,7 +30,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.notices import pages
 from opencode_a2a.notices.links import Signer, Subject
 from opencode_a2a.push import loop
-from opencode_a2a.push.loop import RetryTimes
+from opencode_a2a.push.destination import RetryTimes
 from opencode_a2a.store import interrupts
 from opencode_a2a.store.schema import webhooks
 from tests.support.caller import Caller

@@ -34,7 +34,7 @@ from google.protobuf.json_format import Parse
 
 from opencode_a2a.config import PushSettings
 from opencode_a2a.push import loop
-from opencode_a2a.push.loop import RetryTimes
+from opencode_a2a.push.destination import RetryTimes
 from tests.support import stores
 from tests.support.answers import NOT_FOUND, PARAMS, UNSUPPORTED, Expected, Wire
 from tests.support.caller import Caller

@@ -30,8 +30,19 @@ from opencode_a2a.log.stored import load_task
 from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, TurnRequest
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import OpenCodeServer
+from opencode_a2a.push import changes
 from opencode_a2a.push import loop as module
-from opencode_a2a.push.loop import Deliveries, Notification, Receipt, RetryTimes
+from opencode_a2a.push.destination import Destination, RetryTimes
+from opencode_a2a.push.loop import Deliveries
+from opencode_a2a.push.notification import (
+    Away,
+    Failed,
+    Held,
+    Notification,
+    Receipt,
+    Skipped,
+    Taken,
+)
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store import tasks as task_rows
@@ -63,7 +74,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.told: list[Notification] = []
-        self.outcome = Receipt("ok", ok=True)
+        self.outcome: Receipt = Taken()
         self.faults: list[Exception] = []
         """Raised by what is sent next."""
         self.gate = asyncio.Event()
@@ -179,7 +190,7 @@ async def test_changes_are_told_once_each_and_the_last_erases_the_secrets() -> N
 @pytest.mark.requirement("I21")
 async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
     async with desk() as it:
-        it.sent.outcome = Receipt("http_503")
+        it.sent.outcome = Failed("http_503")
         log = await it.task()
         await log.append([Started()])
         await it.sent.until(1)
@@ -189,7 +200,7 @@ async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
             await log.append([Resumed(request, "permission", "once")])
         await log.append([DONE])
         it.sent.told.clear()
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         await it.row(log, "done")
 
         told = [one.seq for one in it.sent.told]
@@ -200,14 +211,14 @@ async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
 @pytest.mark.requirement("I21")
 async def test_a_webhook_that_is_given_up_goes_on_where_it_was() -> None:
     async with desk(give_up_hours=1e-9) as it:
-        it.sent.outcome = Receipt("timeout")
+        it.sent.outcome = Failed("timeout")
         log = await it.task()
         await log.append([Started()])
         row = await it.row(log, "failed")
         assert (row.acked, row.last_outcome, row.token) == (0, "timeout", "token")
         assert row.attempts >= 1
 
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         it.sent.told.clear()
         await log.append([DONE])
         await it.webhooks.retry(log, "c")
@@ -246,7 +257,7 @@ async def test_a_retry_that_cannot_be_stored_leaves_the_webhook_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with desk() as it:
-        it.sent.outcome = Receipt("http_503")
+        it.sent.outcome = Failed("http_503")
         log = await it.task()
         await log.append([Started()])
         await it.sent.until(1)
@@ -258,7 +269,7 @@ async def test_a_retry_that_cannot_be_stored_leaves_the_webhook_as_it_was(
             patch.setattr(it.database, "write", away)
             with suppress(StoreUnavailableError):
                 await it.webhooks.retry(log, "c")
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         await log.append([DONE])
         await it.row(log, "done")
 
@@ -317,7 +328,7 @@ async def test_a_webhook_counts_as_set_if_its_transaction_was_committed(*, commi
 
 async def test_webhooks_wait_together_for_a_receiver_that_is_away() -> None:
     async with desk(SLOW) as it:
-        it.sent.outcome = Receipt("unreachable", away=True)
+        it.sent.outcome = Away("unreachable")
         logs = [await it.task()]
         await logs[0].append([Started()])
         await it.sent.until(1)
@@ -337,7 +348,7 @@ async def test_webhooks_wait_together_for_a_receiver_that_is_away() -> None:
         await it.webhooks.delete(logs[0], "c")
         for log in logs:
             await log.append([DONE])
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         await it.webhooks.retry(logs[7], "c")
         for log in logs[1:]:
             assert (await it.row(log, "done")).failing_since is None
@@ -355,11 +366,11 @@ async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_awa
             return 3600.0
 
     async with desk(Later(first=0.001)) as it:
-        it.sent.outcome = Receipt("unknown_host", away=True)
+        it.sent.outcome = Away("unknown_host")
         first = await it.task()
         await first.append([DONE])
         await it.waiting(first)
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         second = await it.task()
         await second.append([DONE])
 
@@ -370,26 +381,26 @@ async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_awa
 @pytest.mark.requirement("I21")
 async def test_a_retry_at_another_replica_counts_though_its_notification_was_lost() -> None:
     async with desk(SLOW) as it:
-        it.sent.outcome = Receipt("unreachable", away=True)
+        it.sent.outcome = Away("unreachable")
         log = await it.task()
         await log.append([DONE])
         row = await it.waiting(log)
         await it.database.write(module.webhooks.try_again, row.no)
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         it.database.dispatch("")
 
         assert (await it.row(log, "done")).last_outcome == "ok"
 
 
 async def test_what_was_not_sent_says_nothing_about_a_receiver_that_is_away() -> None:
-    destination = module.Destination()
-    destination.note(Receipt("unreachable", away=True), 0)
-    destination.note(Receipt("skipped", ok=True, tried=False), 1)
+    destination = Destination(RetryTimes())
+    destination.note(Away("unreachable"), 0)
+    destination.note(Skipped("skipped"), 1)
 
     assert destination.failures == 1
     assert destination.wait > 1
 
-    destination.note(Receipt("http_500"), 1)
+    destination.note(Failed("http_500"), 1)
 
     assert destination.failures == 0
 
@@ -402,12 +413,12 @@ async def test_at_a_stop_what_is_being_sent_is_finished_and_what_waits_is_left_t
         return claim, next_at
 
     async with desk(SLOW) as it:
-        it.sent.outcome = Receipt("unreachable", away=True)
+        it.sent.outcome = Away("unreachable")
         waiting = await it.task(replace(CONFIG, url="https://away.test/x"))
         await waiting.append([DONE])
         await it.waiting(waiting)
         held = await claims(waiting)
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         it.sent.gate.clear()
         log = await it.task()
         await log.append([DONE])
@@ -458,7 +469,7 @@ async def test_a_stop_while_webhooks_are_claimed_leaves_no_claim(
 
 async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other() -> None:
     async with desk(SLOW, give_up_hours=1e-5) as it:
-        it.sent.outcome = Receipt("tls", away=True)
+        it.sent.outcome = Away("tls")
         logs = [await it.task() for _ in range(6)]
         for log in logs:
             await log.append([DONE])
@@ -500,19 +511,19 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
 async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 0)
+    monkeypatch.setattr(changes, "REMEMBERED", 0)
 
     def sweep(connection: Connection) -> int:
         unread = it.webhooks.unread()
         return task_rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10, unread)
 
     async with desk() as it:
-        it.sent.outcome = Receipt("http_503")
+        it.sent.outcome = Failed("http_503")
         log = await it.task()
         await log.append([Started(), DONE])
         await it.sent.until(1)
         assert await it.database.write(sweep) == 0
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         await it.row(log, "done")
         assert await it.database.write(sweep) == 1
 
@@ -544,7 +555,7 @@ async def test_a_task_is_kept_for_its_webhook_longer_than_the_retention_says(
         await asyncio.wait([sweeping])
 
     async with desk(SLOW) as it:
-        it.sent.outcome = Receipt("http_503")
+        it.sent.outcome = Failed("http_503")
         told, untold = await it.task(), await it.task(None)
         for log in (told, untold):
             await log.append([Started(), DONE])
@@ -552,7 +563,7 @@ async def test_a_task_is_kept_for_its_webhook_longer_than_the_retention_says(
         await sweep(untold)
         assert await it.database.read(task_rows.load_by_number, told.no) is not None
 
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
         await it.webhooks.retry(told, (await it.row(told, "active")).config_id)
         await it.row(told, "done")
         await sweep(told)
@@ -560,7 +571,7 @@ async def test_a_task_is_kept_for_its_webhook_longer_than_the_retention_says(
 
 async def test_no_log_is_kept_for_webhooks_that_are_switched_off() -> None:
     async with desk() as it:
-        it.sent.outcome = Receipt("http_503")
+        it.sent.outcome = Failed("http_503")
         log = await it.task()
         await log.append([Started(), DONE])
         await it.sent.until(1)
@@ -596,7 +607,7 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
     token = told.headers["authorization"].removeprefix("Bearer ")
     (key,) = jwt.PyJWKSet.from_dict(keys.jwks).keys
     claims = jwt.decode(token, key.key, ["ES256"], audience=receiver.url)
-    assert outcome == Receipt("ok", ok=True)
+    assert outcome == Taken()
     named = claims["iss"], claims["jti"], claims["taskId"]
     assert named == ("https://agent.test", told.id, log.ref.id)
     assert claims["request_body_sha256"] == hashlib.sha256(told.body).hexdigest()
@@ -605,12 +616,12 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
 
 async def test_what_is_held_back_has_not_failed_and_is_sent_later() -> None:
     async with desk(RetryTimes(first=0.01, longest=0.01, shortest=0.01)) as it:
-        it.sent.outcome = Receipt("quiet", hold=3600)
+        it.sent.outcome = Held("quiet", 3600)
         log = await it.task()
         await log.append([DONE])
         await it.sent.until(3)
         (held,) = await it.webhooks.of_task(log)
-        it.sent.outcome = Receipt("ok", ok=True)
+        it.sent.outcome = Taken()
 
         done = await it.row(log, "done")
 
@@ -623,14 +634,14 @@ async def test_a_retry_counts_that_is_asked_for_while_a_failure_is_being_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with desk(SLOW, give_up_hours=1e-9) as it:
-        it.sent.outcome = Receipt("http_503")
+        it.sent.outcome = Failed("http_503")
         log = await it.task()
         store = it.database.write_until_stored
 
         async def late(*given: Any, **named: Any) -> Any:
             if given[0] is module.webhooks.update:
                 monkeypatch.undo()
-                it.sent.outcome = Receipt("ok", ok=True)
+                it.sent.outcome = Taken()
                 await it.webhooks.retry(log, "c")
             return await store(*given, **named)
 

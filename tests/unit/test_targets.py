@@ -15,7 +15,7 @@ from opencode_a2a.net.egress import Egress
 from opencode_a2a.notices import targets
 from opencode_a2a.notices.targets import EmailTarget, Http, Note
 from opencode_a2a.notices.webpush import BrowserTarget, encode, point
-from opencode_a2a.push.loop import Receipt
+from opencode_a2a.push.notification import Away, Failed, Taken
 from opencode_a2a.store import subscriptions
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.subscriptions import SubscriptionRow
@@ -46,7 +46,7 @@ async def test_a_server_that_is_slow_is_there_and_one_that_takes_no_connection_i
             slow.gate.set()
     await http.aclose()
 
-    assert outcomes == [Receipt("timeout"), Receipt("timeout", away=True)]
+    assert outcomes == [Failed("timeout"), Away("timeout")]
 
 
 async def test_a_mail_server_that_never_ends_a_step_is_given_up(
@@ -83,7 +83,7 @@ async def test_a_mail_server_that_never_ends_a_step_is_given_up(
         given_up.set()
         await closed.wait()
 
-    assert outcome == Receipt("timeout", away=True)
+    assert outcome == Away("timeout")
     assert all(one.daemon for one in threads)  # a process that ends does not wait for it
 
 
@@ -120,7 +120,7 @@ async def test_a_browser_that_wants_no_more_is_no_reason_to_tell_the_others_agai
         second = await target.send("me", NOTE)
         third = await target.send("me", NOTE)
 
-    assert (first, second, third) == (Receipt("ok", ok=True),) * 3
+    assert (first, second, third) == (Taken(),) * 3
     assert (len(there.received), len(gone.received)) == (3, 2)
 
 
@@ -131,5 +131,5 @@ async def test_a_browser_whose_push_service_hangs_holds_up_no_other() -> None:
         async with asyncio.timeout(20):
             outcome = await target.send("me", NOTE)
 
-    assert outcome == Receipt("ok", ok=True)
+    assert outcome == Taken()
     assert len(hangs.received) == len(there.received) == 1

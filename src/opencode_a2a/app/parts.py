@@ -25,7 +25,8 @@ from opencode_a2a.opencode.connect import OpenCodeConnection
 from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import HEALTH_SECONDS, opencode_server, withheld
-from opencode_a2a.push.loop import Deliveries, Sender
+from opencode_a2a.push.loop import Deliveries
+from opencode_a2a.push.notification import Sender
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.signing import SigningKey
 from opencode_a2a.store import callers

@@ -21,7 +21,7 @@ from opencode_a2a.log.state import Entry, State
 from opencode_a2a.log.stored import load_task
 from opencode_a2a.notices.links import Signer, Subject, sign_in_deadline, sign_in_id
 from opencode_a2a.notices.targets import Http, Note, Target, made_of
-from opencode_a2a.push.loop import Notification, Receipt
+from opencode_a2a.push.notification import Failed, Gone, Held, Notification, Receipt, Skipped
 from opencode_a2a.store import interrupts, tasks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
@@ -32,7 +32,6 @@ _ENDED = {
     State.CANCELED: "A task was canceled",
     State.REJECTED: "A task was rejected",
 }
-_PASSED_OVER = Receipt("skipped", ok=True, tried=False)
 
 
 class NoticeSender:
@@ -70,13 +69,12 @@ class NoticeSender:
         entry = self._entries.get(urlsplit(row.url).hostname or "")
         if entry is None or not entry.concerns(row.principal):
             # While settings are rolled out, another replica may have it.
-            gone = not self._database.census.has_others
-            return Receipt("no_target", gone=gone, tried=False)
+            return (Failed if self._database.census.has_others else Gone)("no_target")
         note = await self._note(row, notification, entry)
         if note is None:
-            return _PASSED_OVER
+            return Skipped("skipped")
         if self._quiet is not None and (seconds := self._quiet.left(now_ms() / 1000)):
-            return Receipt("quiet", hold=seconds, tried=False)
+            return Held("quiet", seconds)
         return await self.targets[entry.name].send(row.principal, note)
 
     async def _note(

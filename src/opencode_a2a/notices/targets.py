@@ -30,7 +30,7 @@ from opencode_a2a.config import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.net.egress import Egress
 from opencode_a2a.net.trust import machine_trust
-from opencode_a2a.push.loop import Receipt
+from opencode_a2a.push.notification import Away, Failed, Receipt, Taken
 from opencode_a2a.push.sender import post
 
 if TYPE_CHECKING:
@@ -186,17 +186,17 @@ class EmailTarget:
         try:
             async with asyncio.timeout(SMTP_LIMITS * self._seconds):
                 await self._deliver_in_thread(mail)
-            return Receipt("ok", ok=True)
+            return Taken()
         except smtplib.SMTPAuthenticationError:
-            return Receipt("login_refused")
+            return Failed("login_refused")
         except smtplib.SMTPResponseException as error:
-            return Receipt(f"smtp_{error.smtp_code}")
+            return Failed(f"smtp_{error.smtp_code}")
         except smtplib.SMTPRecipientsRefused:
-            return Receipt("recipient_refused")
+            return Failed("recipient_refused")
         except TimeoutError:
-            return Receipt("timeout", away=True)
+            return Away("timeout")
         except (smtplib.SMTPException, OSError):
-            return Receipt("unreachable", away=True)
+            return Away("unreachable")
 
     async def _deliver_in_thread(self, mail: EmailMessage) -> None:
         await self._room.acquire()

@@ -32,7 +32,7 @@ from opencode_a2a.errors import InvalidParamsError, LimitExceededError, StoreUna
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.net.egress import Egress, EgressError, check
 from opencode_a2a.notices.targets import Http, Note
-from opencode_a2a.push.loop import Receipt
+from opencode_a2a.push.notification import Receipt, Skipped, Taken
 from opencode_a2a.server.http import OrjsonResponse
 from opencode_a2a.store import subscriptions
 from opencode_a2a.store.database import Database
@@ -113,15 +113,15 @@ class BrowserTarget:
         """
         known = await self._database.read(subscriptions.of_principal, principal)
         sent = await asyncio.gather(*(self._send(one, note) for one in known))
-        outcomes = list[Receipt]()
-        for one, outcome in zip(known, sent, strict=True):
-            if outcome.name not in ("http_404", "http_410"):
-                outcomes.append(outcome)
+        receipts = list[Receipt]()
+        for one, receipt in zip(known, sent, strict=True):
+            if receipt.name not in ("http_404", "http_410"):
+                receipts.append(receipt)
                 continue
             with suppress(StoreUnavailableError):  # else it is forgotten with the next message
                 await self._database.write(subscriptions.delete, principal, one.endpoint)
-        taken = [one for one in outcomes if one.ok]
-        return (taken or outcomes or [Receipt("no_browser", ok=True, tried=False)])[0]
+        taken = [one for one in receipts if isinstance(one, Taken)]
+        return (taken or receipts or [Skipped("no_browser")])[0]
 
     async def _send(self, one: SubscriptionRow, note: Note) -> Receipt:
         content = orjson.dumps(

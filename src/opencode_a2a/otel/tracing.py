@@ -21,7 +21,7 @@ from opencode_a2a.log.stored import Replay
 from opencode_a2a.otel import names
 from opencode_a2a.otel.export import Export
 from opencode_a2a.otel.spans import Span, TaskSpans, turn_id
-from opencode_a2a.push.loop import Notification, Receipt, Sender
+from opencode_a2a.push.notification import Notification, Receipt, Sender
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.telemetry import Trace, current_trace, draw_id

@@ -36,7 +36,7 @@ from opencode_a2a.net.egress import (
     lookups_of,
     resolve,
 )
-from opencode_a2a.push.loop import Notification, Receipt
+from opencode_a2a.push.notification import Away, Failed, Gone, Notification, Receipt, Taken
 from opencode_a2a.signing import SigningKey
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.telemetry import trace_headers
@@ -195,30 +195,32 @@ async def post(
                 with suppress(TimeoutError, httpx2.HTTPError):
                     async with asyncio.timeout(RESPONSE_SECONDS):
                         await read(response, RESPONSE_BYTES)
-            return _outcome_of(response)
+            return _receipt_of(response)
     # A host that is slow, or breaks off, is not away: the next notification may well arrive.
     except (TimeoutError, httpx2.TimeoutException):
-        return Receipt("timeout", away=not reached)
+        return (Failed if reached else Away)("timeout")
     except HostNotFoundError:
-        return Receipt("unknown_host", away=True)
+        return Away("unknown_host")
     except EgressError:
-        return Receipt("refused_address", away=True)
+        return Away("refused_address")
     except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
         cause: BaseException | None = error  # the client wraps the errors of TLS
         while cause is not None and not isinstance(cause, ssl.SSLError):
             cause = cause.__cause__ or cause.__context__
-        return Receipt("unreachable" if cause is None else "tls", away=not reached)
+        return (Failed if reached else Away)("unreachable" if cause is None else "tls")
 
 
-def _outcome_of(response: "httpx2.Response") -> Receipt:
+def _receipt_of(response: "httpx2.Response") -> Receipt:
     """Return what the response of a receiver means."""
-    status = response.status_code
+    name = f"http_{response.status_code}"
     if response.is_success:
-        return Receipt("ok", ok=True)
+        return Taken()
+    if response.status_code == 410:
+        return Gone(name)
     asked, after = response.headers.get("retry-after", "").strip(), None
     with suppress(ValueError, TypeError, OverflowError):
         if asked.isascii() and asked.isdecimal():
             after = float(asked[:9])
         elif asked:
             after = parsedate_to_datetime(asked).timestamp() - time.time()
-    return Receipt(f"http_{status}", gone=status == 410, retry_after=after)
+    return Failed(name, after)

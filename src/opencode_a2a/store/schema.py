@@ -197,7 +197,7 @@ places = sa.Table(
 
 UNKNOWN_CHANGE = 2**62
 """In ``webhooks.changed``: nobody has noted the last change, which has to be found in the log."""
-DUE = "state = 'active' AND acked < changed"
+BEHIND = "state = 'active' AND acked < changed"
 """The condition of ``webhooks_due``. A query has to contain it word for word to use that index."""
 
 subscriptions = sa.Table(
@@ -245,7 +245,7 @@ webhooks = sa.Table(
     sa.Index("webhooks_by_task", "task_no", "config_id", unique=True),
     sa.Index("webhooks_by_principal", "principal", "state"),
     PartialIndex("webhooks_active", "no", where="state = 'active'"),
-    PartialIndex("webhooks_due", "next_at", where=DUE),
+    PartialIndex("webhooks_due", "next_at", where=BEHIND),
     sqlite_autoincrement=True,
 )
 

@@ -1,12 +1,35 @@
 """Webhooks: where the changes of a task's state are sent, and how far that has come.
 
-Functions of a connection, to be given to ``Database``. A webhook is *due* while a change of its
-task's state is stored that its receiver has not taken (``acked < changed``), and ``next_at`` is not
-in the future. A replica *claims* a due webhook before it sends anything to it, so that a webhook is
-served by one replica at a time; the claim of a replica that is gone is void.
+Functions of a connection, to be given to ``Database``. A row is in one of these states, all but
+the last two of which have ``state = 'active'``. The functions named lead from one to another:
 
-A row that is done holds no secret: its receiver has taken the end of the task, or wants no more
-notifications.
+=======  ==================================  =======================================================
+state    columns                             what is next
+=======  ==================================  =======================================================
+current  ``acked >= changed``                due, with the next change of the task:
+                                             ``note_changes``, in the transaction that stores it
+unknown  ``changed = UNKNOWN_CHANGE``: put   claimed, as if it were due; then current or due, when
+         on a task that existed, or          the log has been read: ``store_last_changes``
+         nobody noted the changes of its
+         task (``forget_last_changes``)
+due      ``acked < changed``, ``next_at``    claimed: ``claim``
+         not in the future, no claim
+waiting  likewise, ``next_at`` in the        due, when that time has come or another attempt is
+         future                              asked for: ``try_again``
+claimed  ``claimed_by`` this process, or a   current, due, waiting, done or failed, by the outcome
+         replica that is not gone            of an attempt: ``update``; still claimed, if it waits
+                                             for a receiver that cannot be reached, which also moves
+                                             ``next_at``; due without an attempt: ``release``,
+                                             ``release_all``, or as soon as the replica is gone
+failed   ``state = 'failed'``                unknown: ``try_again``
+done     ``state = 'done'``: the receiver    nothing; it holds no secret any more
+         has taken the end of the task, or
+         wants no more notifications
+=======  ==================================  =======================================================
+
+``_statements`` decides which rows are due to this process, ``Deliveries._after`` in
+``push.loop`` what an attempt leads to. A webhook is claimed before anything is sent to it, so that
+one replica at a time serves it.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +41,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.store.database import Prepared, engine_of
-from opencode_a2a.store.schema import DUE, UNKNOWN_CHANGE, tasks, webhooks
+from opencode_a2a.store.schema import BEHIND, UNKNOWN_CHANGE, tasks, webhooks
 
 HookState = Literal["active", "done", "failed"]
 NOTICE = "notice"
@@ -52,6 +75,10 @@ class HookRow:
     ``UNKNOWN_CHANGE`` if that has to be found in the log."""
     no: int = 0
 
+    @property
+    def unknown(self) -> bool:
+        return self.changed == UNKNOWN_CHANGE
+
     def __repr__(self) -> str:
         return f"HookRow({self.no}, {self.state})"
 
@@ -72,39 +99,46 @@ ALONE = 0
 _SET = webhooks.c.version != NOTICE
 _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
 _ROW = ", ".join(field.name for field in fields(HookRow))
-# For 2.0, until 3.0: such a replica does not claim, but serves all webhooks of its own tasks.
-_CLAIMABLE = """NOT EXISTS (SELECT 1 FROM tasks t JOIN upstreams u ON u.name = t.upstream
-   JOIN replicas o ON o.no = u.owner
-   WHERE t.no = w.task_no AND o.gone IS NULL AND o.claims = 0)"""
 _FREE = """(w.claimed_by IS NULL OR NOT EXISTS
    (SELECT 1 FROM replicas r WHERE r.no = w.claimed_by AND r.gone IS NULL))"""
-# Webhooks that a replica held back when it died, since their receiver was away, are due at once.
-# So is one that would have to wait for too long: the clock was set back.
-_DUE_AT = "CASE WHEN w.claimed_by IS NULL AND w.next_at <= :latest THEN w.next_at ELSE 0 END"
+# For 2.0, until 3.0: such a replica does not claim, but serves all webhooks of its own tasks.
+_OURS = """NOT EXISTS (SELECT 1 FROM tasks t JOIN upstreams u ON u.name = t.upstream
+   JOIN replicas o ON o.no = u.owner
+   WHERE t.no = w.task_no AND o.gone IS NULL AND o.claims = 0)"""
 
 
-def _for_one_and_several(sql: str) -> dict[bool, Prepared]:
-    """Return a statement for a database that one process uses, and for a shared one (True)."""
-    alone = {"free": "w.claimed_by IS NULL", "claimable": "1 = 1", "lock": ""}
-    shared = {
-        "free": f"{_FREE} AND {_CLAIMABLE}",
-        "claimable": _CLAIMABLE,
-        "lock": "FOR UPDATE OF w SKIP LOCKED",
-    }
-    return {False: Prepared(sql.format(**alone)), True: Prepared(sql.format(**shared))}
+class _Statements(NamedTuple):
+    """What depends on whether one process uses the database or several (True) share it."""
+
+    claim: Prepared
+    due: Prepared
+    claimed: Prepared
 
 
-_CLAIM = _for_one_and_several(
-    "UPDATE webhooks SET claimed_by = :me WHERE no IN (SELECT w.no FROM webhooks w"  # noqa: S608 - constants
-    f" WHERE {DUE} AND {{free}} AND {_DUE_AT} <= :now"
-    f" ORDER BY w.no LIMIT :most {{lock}}) RETURNING {_ROW}"
-)
-_DUE = _for_one_and_several(f"SELECT min({_DUE_AT}) FROM webhooks w WHERE {DUE} AND {{free}}")  # noqa: S608 - constants
-_PENDING = Prepared(f"SELECT count(*), min(failing_since) FROM webhooks WHERE {DUE}")  # noqa: S608 - a constant
-_CLAIMED = _for_one_and_several(
-    f"SELECT {_ROW} FROM webhooks w WHERE w.no = :no AND w.claimed_by = :me"  # noqa: S608 - constants
-    " AND w.state = 'active' AND {claimable}"
-)
+def _statements(free: str, ours: str, lock: str) -> _Statements:
+    """``free``: nobody has claimed a row; ``ours``: this process may claim it."""
+    # Webhooks that a replica held back when it died, since their receiver was away, are due at
+    # once. So is one that would have to wait for too long: the clock was set back.
+    due_at = "CASE WHEN w.claimed_by IS NULL AND w.next_at <= :latest THEN w.next_at ELSE 0 END"
+    claimable = f"FROM webhooks w WHERE {BEHIND} AND {free} AND {ours}"
+    return _Statements(
+        Prepared(
+            f"UPDATE webhooks SET claimed_by = :me WHERE no IN (SELECT w.no {claimable}"  # noqa: S608 - constants
+            f" AND {due_at} <= :now ORDER BY w.no LIMIT :most {lock}) RETURNING {_ROW}"
+        ),
+        Prepared(f"SELECT min({due_at}) {claimable}"),
+        Prepared(
+            f"SELECT {_ROW} FROM webhooks w WHERE w.no = :no AND w.claimed_by = :me"  # noqa: S608 - constants
+            f" AND w.state = 'active' AND {ours}"
+        ),
+    )
+
+
+_STATEMENTS = {
+    False: _statements("w.claimed_by IS NULL", "1 = 1", ""),
+    True: _statements(_FREE, _OURS, "FOR UPDATE OF w SKIP LOCKED"),
+}
+_PENDING = Prepared(f"SELECT count(*), min(failing_since) FROM webhooks WHERE {BEHIND}")  # noqa: S608 - a constant
 _CHANGED = Prepared("UPDATE webhooks SET changed = :seq WHERE task_no = :task_no")
 _STORE_LAST_CHANGE = Prepared(
     "UPDATE webhooks SET claimed_by = NULL, changed = CASE"  # noqa: S608 - a constant
@@ -244,7 +278,7 @@ def forget_last_changes(connection: Connection, upstreams: Collection[str] | Non
 def backlog(connection: Connection, me: int | None, latest: int) -> Backlog:
     """Return what is left to send, by all processes; nothing has to wait beyond ``latest``."""
     pending, since = _PENDING.run(connection, {}).fetchone()
-    (due_at,) = _DUE[me is not None].run(connection, {"latest": latest}).fetchone()
+    (due_at,) = _STATEMENTS[me is not None].due.run(connection, {"latest": latest}).fetchone()
     return Backlog(pending, since, due_at)
 
 
@@ -256,13 +290,14 @@ def claim(
 ) -> list[HookRow]:
     """Claim webhooks that are due, oldest first; ``latest`` is that of ``backlog``."""
     values = {"me": me or ALONE, "now": now, "latest": latest, "most": most}
-    found = _CLAIM[me is not None].run(connection, values).fetchall()
+    found = _STATEMENTS[me is not None].claim.run(connection, values).fetchall()
     return sorted((HookRow(*row) for row in found), key=lambda row: row.no)
 
 
 def claimed(connection: Connection, me: int | None, no: int) -> HookRow | None:
     """Return a webhook as it is now; None unless this process may still send to it."""
-    found = _CLAIMED[me is not None].run(connection, {"me": me or ALONE, "no": no}).fetchone()
+    named = {"me": me or ALONE, "no": no}
+    found = _STATEMENTS[me is not None].claimed.run(connection, named).fetchone()
     return HookRow(*found) if found else None
 
 
@@ -282,6 +317,7 @@ def update(
     """
     if row.state == "done":  # its secrets are no longer needed
         engine_of(connection).erase(connection)
+        row = replace(row, credentials=None, token=None)
     mine = me or ALONE
     values = {
         **asdict(row),
