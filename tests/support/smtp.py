@@ -16,9 +16,14 @@ class MailServer:
         self.logins: list[tuple[str, str]] = []
         self.mails: list[tuple[list[str], Message]] = []
         """The recipients of each mail, and the mail."""
+        self.confirms = True
+        """Whether it says that it has taken a mail."""
+        self.parting = "221 bye"
         self._arrived = asyncio.Condition()
+        self.talks: set[asyncio.StreamWriter] = set()
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.talks.add(writer)
         recipients: list[str] = []
 
         async def say(line: str) -> None:
@@ -45,9 +50,10 @@ class MailServer:
                         self.mails.append((recipients, message_from_bytes(mail[:-5])))
                         self._arrived.notify_all()
                     recipients = []
-                    await say("250 taken")
+                    if self.confirms:
+                        await say("250 taken")
                 case ["quit" | "QUIT", *_]:
-                    await say("221 bye")
+                    await say(self.parting)
                     break
                 case _:
                     await say("250 ok")
@@ -66,3 +72,6 @@ async def mail_server() -> AsyncGenerator[MailServer]:
     made.port = server.sockets[0].getsockname()[1]
     async with server:
         yield made
+        for talk in made.talks:
+            talk.close()
+        await asyncio.gather(*(talk.wait_closed() for talk in made.talks), return_exceptions=True)

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,6 +21,7 @@ from opencode_a2a.store import subscriptions
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.subscriptions import SubscriptionRow
 from tests.support.receiver import Receiver, receiving
+from tests.support.smtp import mail_server
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,6 +51,18 @@ async def test_a_server_that_is_slow_is_there_and_one_that_takes_no_connection_i
     assert outcomes == [Failed("timeout"), Away("timeout")]
 
 
+def email_target(port: int, seconds: float = BRIEF, **login: str) -> EmailTarget:
+    entry = {
+        "kind": "email",
+        "server": "127.0.0.1",
+        "port": port,
+        "security": "none",
+        "sender": "agent@example.org",
+        "to": ["me@example.org"],
+    }
+    return EmailTarget(EmailEntry.model_validate(entry | login), seconds)
+
+
 async def test_a_mail_server_that_never_ends_a_step_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -67,24 +81,58 @@ async def test_a_mail_server_that_never_ends_a_step_is_given_up(
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    entry = EmailEntry.model_validate(
-        {
-            "kind": "email",
-            "server": "127.0.0.1",
-            "port": port,
-            "security": "none",
-            "sender": "agent@example.org",
-            "to": ["me@example.org"],
-        }
-    )
     async with server, asyncio.timeout(30):
-        outcome = await EmailTarget(entry, BRIEF).send("", NOTE)
+        outcome = await email_target(port).send("", NOTE)
         threads = [one for one in threading.enumerate() if one.name == "smtp"]
         given_up.set()
         await closed.wait()
 
     assert outcome == Away("timeout")
     assert all(one.daemon for one in threads)  # a process that ends does not wait for it
+
+
+@pytest.mark.parametrize("parting", ["421 too busy", "250 what else?"])
+async def test_a_mail_that_was_taken_is_not_repeated_whatever_is_said_at_parting(
+    parting: str,
+) -> None:
+    async with mail_server() as server:
+        server.parting = parting
+        outcome = await email_target(server.port).send("", NOTE)
+
+    assert outcome == Taken()
+    assert len(server.mails) == 1
+
+
+async def test_a_mail_that_is_not_confirmed_is_repeated_once_and_the_server_is_there() -> None:
+    async with mail_server() as server:
+        server.confirms = False
+        target = email_target(server.port)
+        outcomes = [await target.send("", NOTE), await target.send("", NOTE)]
+
+    assert outcomes == [Failed("timeout"), Taken()]
+    assert len(server.mails) == 2
+
+
+async def test_mails_that_wait_for_a_slow_server_do_not_make_it_one_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "SMTP_THREADS", 1)
+    monkeypatch.setattr(targets, "SMTP_LIMITS", 0.5)
+    async with mail_server() as server:
+        server.confirms = False
+        target = email_target(server.port, seconds=4.0)
+        notes = [replace(NOTE, key=f"key-{number}") for number in range(3)]
+        outcomes = await asyncio.gather(*(target.send("", note) for note in notes))
+
+    assert set(outcomes) == {Failed("timeout")}
+
+
+async def test_a_password_that_smtp_cannot_carry_is_a_refused_login() -> None:
+    async with mail_server() as server:
+        target = email_target(server.port, username="agent", password="pässword")  # noqa: S106 - of a test
+        outcome = await target.send("", NOTE)
+
+    assert outcome == Failed("login_refused")
 
 
 @asynccontextmanager

@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
 from pydantic import SecretStr
 
 from opencode_a2a import __version__
+from opencode_a2a.bounds import Recent
 from opencode_a2a.config import (
     EmailEntry,
     NoticeEntry,
@@ -35,12 +37,15 @@ from opencode_a2a.push.sender import post
 
 if TYPE_CHECKING:
     import httpx2
+    from _typeshed import ReadableBuffer
 
 _PORTS = {"tls": 465, "starttls": 587, "none": 25}
 SMTP_LIMITS = 4
 """How long a mail may take in all, as a multiple of the time limit for one step."""
 SMTP_THREADS = 2
 """Mails that are being sent at once; one that was given up counts until its thread ends."""
+UNCONFIRMED = 1000
+"""Mails of which is remembered that their server did not say that it has taken them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,25 @@ class Http:
             await self._client.aclose()
 
 
+class _Stage(Enum):
+    """How far a mail has come."""
+
+    QUEUED = auto()
+    CONNECTING = auto()
+    """Until the login: nothing about this mail has been said."""
+    OFFERED = auto()
+    SENT = auto()
+    """The server has all of it, and has not said yet that it takes it."""
+    TAKEN = auto()
+
+
+@dataclass(eq=False, slots=True)
+class _Mail:
+    content: EmailMessage
+    stage: _Stage = _Stage.QUEUED
+    """Set by its thread."""
+
+
 class EmailTarget:
     """Sends e-mail by SMTP, in threads: the library of Python waits."""
 
@@ -174,32 +198,51 @@ class EmailTarget:
         self._seconds = seconds
         """How long one step may take."""
         self._room = asyncio.Semaphore(SMTP_THREADS)
+        self._unconfirmed: Recent[str, None] = Recent(UNCONFIRMED)
+        """The keys of their notes."""
 
     async def send(self, principal: str, note: Note) -> Receipt:
-        entry = self._entry
-        mail = EmailMessage()
-        mail["Subject"], mail["From"], mail["To"] = note.title, entry.sender, ", ".join(entry.to)
-        mail["Date"] = formatdate()
-        mail["Message-ID"] = f"<{note.key}@{entry.sender.rpartition('@')[2]}>"
-        mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(f"{note.text}\n\n{note.label}: {note.url}\n")
+        entry, content = self._entry, EmailMessage()
+        content["Subject"], content["From"] = note.title, entry.sender
+        content["To"] = ", ".join(entry.to)
+        content["Date"] = formatdate()
+        content["Message-ID"] = f"<{note.key}@{entry.sender.rpartition('@')[2]}>"
+        content["Auto-Submitted"] = "auto-generated"
+        content.set_content(f"{note.text}\n\n{note.label}: {note.url}\n")
+        mail = _Mail(content)
         try:
             async with asyncio.timeout(SMTP_LIMITS * self._seconds):
                 await self._deliver_in_thread(mail)
-            return Taken()
-        except smtplib.SMTPAuthenticationError:
-            return Failed("login_refused")
-        except smtplib.SMTPResponseException as error:
-            return Failed(f"smtp_{error.smtp_code}")
-        except smtplib.SMTPRecipientsRefused:
-            return Failed("recipient_refused")
-        except TimeoutError:
-            return Away("timeout")
-        except (smtplib.SMTPException, OSError):
-            return Away("unreachable")
+        except (OSError, UnicodeEncodeError) as error:  # those of ``smtplib`` are an OSError
+            return self._receipt_of(error, mail.stage, note.key)
+        return Taken()
 
-    async def _deliver_in_thread(self, mail: EmailMessage) -> None:
+    def _receipt_of(self, error: OSError | UnicodeEncodeError, stage: _Stage, key: str) -> Receipt:
+        if stage is _Stage.TAKEN:  # only the parting failed
+            return Taken()
+        match error:
+            case smtplib.SMTPAuthenticationError() | UnicodeEncodeError():  # a login is ASCII
+                return Failed("login_refused")
+            case smtplib.SMTPResponseException():
+                return Failed(f"smtp_{error.smtp_code}")
+            case smtplib.SMTPRecipientsRefused():
+                return Failed("recipient_refused")
+            case _:  # no answer, or none in time
+                name = "timeout" if isinstance(error, TimeoutError) else "unreachable"
+        if stage is _Stage.CONNECTING:
+            return Away(name)
+        if stage is not _Stage.SENT:
+            return Failed(name)
+        # Most likely it was taken: a server that checks each mail for longer than we wait would
+        # get it again and again. One that was restarted meanwhile may have lost it.
+        if key in self._unconfirmed:
+            return Taken()
+        self._unconfirmed[key] = None
+        return Failed("timeout")
+
+    async def _deliver_in_thread(self, mail: _Mail) -> None:
         await self._room.acquire()
+        mail.stage = _Stage.CONNECTING
         loop = asyncio.get_running_loop()
         delivered: asyncio.Future[None] = loop.create_future()
 
@@ -225,7 +268,7 @@ class EmailTarget:
         threading.Thread(target=run, name="smtp", daemon=True).start()
         await delivered
 
-    def _deliver(self, mail: EmailMessage) -> None:
+    def _deliver(self, mail: _Mail) -> None:
         entry, trust = self._entry, machine_trust()
         port = entry.port or _PORTS[entry.security]
         if entry.security == "tls":
@@ -237,7 +280,17 @@ class EmailTarget:
                 server.starttls(context=trust)
             if entry.username is not None and entry.password is not None:
                 server.login(entry.username, entry.password.get_secret_value())
-            server.send_message(mail)
+            server.ehlo_or_helo_if_needed()
+            mail.stage, send = _Stage.OFFERED, server.send
+
+            def send_and_note(s: "ReadableBuffer | str") -> None:
+                send(s)
+                if isinstance(s, bytes):  # the whole mail; a command is a str
+                    mail.stage = _Stage.SENT
+
+            server.send = send_and_note
+            server.send_message(mail.content)
+            mail.stage = _Stage.TAKEN
 
 
 def made_of(entry: NoticeEntry, http: Http, seconds: float) -> Target:
