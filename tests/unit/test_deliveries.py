@@ -392,6 +392,34 @@ async def test_a_retry_at_another_replica_counts_though_its_notification_was_los
         assert (await it.row(log, "done")).last_outcome == "ok"
 
 
+@pytest.mark.requirement("I21")
+async def test_a_lost_retry_is_looked_for_again_if_the_database_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk(SLOW) as it:
+        it.sent.outcome = Away("unreachable")
+        log = await it.task()
+        await log.append([DONE])
+        row = await it.waiting(log)
+        await it.database.write(module.webhooks.try_again, row.no)
+        it.sent.outcome = Taken()
+        read, failed = it.database.read, asyncio.Event()
+
+        async def fail_once(fn: Any, *given: Any) -> Any:
+            if fn is module.webhooks.retried and not failed.is_set():
+                failed.set()
+                raise StoreUnavailableError
+            return await read(fn, *given)
+
+        monkeypatch.setattr(it.database, "read", fail_once)
+        it.database.dispatch("")
+        await failed.wait()
+        await asyncio.sleep(0)
+        it.database.dispatch("w")
+
+        assert (await it.row(log, "done")).last_outcome == "ok"
+
+
 async def test_what_was_not_sent_says_nothing_about_a_receiver_that_is_away() -> None:
     destination = Destination(RetryTimes())
     destination.note(Away("unreachable"), 0)

@@ -403,11 +403,15 @@ class Deliveries:
 
     async def _find_retries(self, me: int | None) -> None:
         """Find what another replica was asked to retry, while this one waits for its receiver."""
-        self._may_have_missed = False
         waiting = {no for no, one in self._deliveries.items() if one.row.failing_since is not None}
-        if waiting:
-            for no in waiting.intersection(await self._database.read(webhooks.retried, me)):
-                self._on_notification(f"w,{no}")
+        self._may_have_missed = False
+        try:
+            retried = await self._database.read(webhooks.retried, me) if waiting else set[int]()
+        except StoreUnavailableError:
+            self._may_have_missed = True
+            raise
+        for no in waiting & retried:
+            self._on_notification(f"w,{no}")
 
     # Webhooks of which nobody has noted the last change
 
