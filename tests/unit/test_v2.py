@@ -69,10 +69,10 @@ from opencode_a2a.opencode.types import (
     ToolRunning,
     WorkspaceDraft,
 )
-from opencode_a2a.opencode.v2 import client
+from opencode_a2a.opencode.v2 import client, events
 from opencode_a2a.opencode.v2.client import IDLE_LOOKS, MISSING, OpenCode2
 from opencode_a2a.opencode.v2.contract import Contract
-from opencode_a2a.opencode.v2.events import Decoder2
+from opencode_a2a.opencode.v2.events import EVENTS, Decoder2, Memory
 from opencode_a2a.opencode.v2.messages import (
     Call2,
     Form2,
@@ -134,7 +134,7 @@ class Recording:
     def followed(self, start: int, end: int) -> list[bytes]:
         """Return the events from one moment to another, as far as turns follow them."""
         frames = map(orjson.dumps, self.events[start:end])
-        return [frame for frame in frames if head_of(frame)[0] in Decoder2.followed]
+        return [frame for frame in frames if head_of(frame)[0].decode() in EVENTS]
 
     def listed_at(self, moment: int) -> list[dict[str, Any]]:
         """Return what was stored when the first events had been sent."""
@@ -165,7 +165,7 @@ class Recording:
 
     def read(self, lost: float = 0.0, seed: int = 0) -> list[TurnEvent]:
         """Return what the turn reader makes of it, with a share of the events lost at random."""
-        wire, reader = Decoder2({}, {}, {}, {}), TurnReader(self.root, self.prompt)
+        wire, reader = Decoder2(Memory()), TurnReader(self.root, self.prompt)
         for one in self.listed:
             if one["type"] == "user" and one["id"] != self.prompt:
                 reader.state.messages.claim(MessageId(one["id"]))
@@ -341,7 +341,7 @@ def test_a_sub_agent_is_of_the_turn() -> None:
 @pytest.mark.parametrize("name", ["background-shell", "background-subagent"])
 def test_a_session_is_not_idle_while_its_work_goes_on_in_the_background(name: str) -> None:
     recording = Recording(Path("2-branch", f"{name}.jsonl"))
-    wire, ends, idle = Decoder2({}, {}, {}, {}), 0, list[int]()
+    wire, ends, idle = Decoder2(Memory()), 0, list[int]()
     for event in recording.events:
         data = orjson.dumps(event)
         kind, session = wire.head(data)
@@ -383,7 +383,7 @@ def test_what_a_running_command_prints_is_put_between_two_events() -> None:
     heard = list[bytes]()
     stream = Inserted(heard.append)
     running = dict[str, Running]()
-    wire, told = Decoder2({}, {}, running, {}), list[ToolChanged]()
+    wire, told = Decoder2(Memory(running=running)), list[ToolChanged]()
     recording = Recording(Path("2-preview", "tool-shell.jsonl"))
     for event in recording.events:
         data = orjson.dumps(event)
@@ -430,7 +430,7 @@ def test_an_event_of_an_unknown_type_is_logged_once_for_each_connection() -> Non
     frame = b'{"id":"evt_1","type":"session.turn.started","data":{"sessionID":"ses_1"}}'
 
     with capture_logs() as records:
-        for wire in (Decoder2({}, {}, {}, {}), Decoder2({}, {}, {}, {})):
+        for wire in (Decoder2(Memory()), Decoder2(Memory())):
             for data in (frame, frame, b'{"type":"shell.created"}'):
                 wire.head(data)
 
@@ -439,7 +439,7 @@ def test_an_event_of_an_unknown_type_is_logged_once_for_each_connection() -> Non
 
 @every_recording
 def test_every_event_that_was_recorded_is_known(recorded: Path) -> None:
-    wire = Decoder2({}, {}, {}, {})
+    wire = Decoder2(Memory())
 
     with capture_logs() as records:
         for event in Recording(recorded).events:
@@ -448,11 +448,30 @@ def test_every_event_that_was_recorded_is_known(recorded: Path) -> None:
     assert records == []
 
 
+NEVER_RECORDED = {"session.compaction.failed", "session.deleted"}
+
+
+@pytest.mark.parametrize("name", sorted(EVENTS.keys() - NEVER_RECORDED))
+def test_an_event_that_a_release_renames_needs_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_in = (one for one in RECORDED if f'"{name}"' in (TRANSCRIPTS / one).read_text())
+    recording = Recording(next(told_in))
+    expected = recording.read()
+    known = {"" if one == name else one: translate for one, translate in EVENTS.items()}
+    for event in recording.events:
+        event["type"] = event["type"] if event["type"] != name else "session.something.new"
+
+    monkeypatch.setattr(events, "EVENTS", known | {"session.something.new": EVENTS[name]})
+
+    assert recording.read() == expected
+
+
 def test_a_known_event_that_is_malformed_is_an_error() -> None:
     data = b'{"id":"evt_1","type":"session.step.started","data":{"sessionID":"ses_1"}}'
 
     with pytest.raises(MalformedEventError):
-        Decoder2({}, {}, {}, {}).decode(data)
+        Decoder2(Memory()).decode(data)
 
 
 # Contracts
@@ -1023,7 +1042,7 @@ async def test_an_odd_command_does_not_end_what_is_told_of_others(
     output = "GET /api/shell/sh_1/output?location[directory]=/w&cursor=0"
     standin.answers[output] = {"data": {"output": "hello", "cursor": 5}}
     for shell in ("../../odd", "sh_1"):
-        driver.running[shell] = Running(SES, MessageId("msg_1"), "call_1", "/w")
+        driver.memory.running[shell] = Running(SES, MessageId("msg_1"), "call_1", "/w")
     told = asyncio.Queue[bytes]()
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
@@ -1047,7 +1066,7 @@ def test_only_the_tool_for_commands_names_one(tool: str, noted: list[str]) -> No
     }
     event = {"id": "evt_1", "type": "session.tool.progress", "data": data}
 
-    Decoder2({}, {}, running, {}).decode(orjson.dumps(event))
+    Decoder2(Memory(running=running)).decode(orjson.dumps(event))
 
     assert [*running] == noted
 

@@ -88,7 +88,7 @@ from opencode_a2a.opencode.v2.contract import (
     Contract,
     Endpoint,
 )
-from opencode_a2a.opencode.v2.events import Decoder2, KnownCall
+from opencode_a2a.opencode.v2.events import KNOWN, Decoder2, KnownCall, Memory
 from opencode_a2a.opencode.v2.messages import (
     UNKNOWN,
     Form2,
@@ -102,7 +102,7 @@ from opencode_a2a.opencode.v2.messages import (
     stored,
     unreported,
 )
-from opencode_a2a.opencode.v2.outputs import LOOK_SECONDS, Inserted, Running
+from opencode_a2a.opencode.v2.outputs import LOOK_SECONDS, Inserted
 from opencode_a2a.opencode.v2.types import (
     Agent2,
     Chosen2,
@@ -126,8 +126,6 @@ T = TypeVar("T")
 
 PAGE: Final = 200
 """Messages that 2.x returns at most."""
-KNOWN: Final = 10_000
-"""Sessions of which the last prompt, or the parent, is remembered, and tool calls."""
 AGENT_SECONDS: Final = 15.0
 """Seconds in which OpenCode may load its agents after the first call about a directory."""
 POLL_SECONDS: Final = 0.2
@@ -181,24 +179,9 @@ class OpenCode2(Calls):
         return self.contract.first(RULES, "permissions")
 
     @cached_property
-    def prompts(self) -> Recent[SessionId, MessageId]:
-        """The last prompt of each session, as far as it is known."""
-        return Recent(KNOWN)
-
-    @cached_property
-    def tool_calls(self) -> Recent[tuple[str, str], KnownCall]:
-        """What is known of tool calls that have not ended, which later events do not repeat."""
-        return Recent(KNOWN)
-
-    @cached_property
-    def running(self) -> dict[str, Running]:
-        """The running commands of followed sessions."""
-        return {}
-
-    @cached_property
-    def background(self) -> Recent[SessionId, dict[str, str]]:
-        """The work of sessions in the background, as far as it was heard of."""
-        return Recent(KNOWN)
+    def memory(self) -> Memory:
+        """What later events do not repeat; ``begin_decoding`` begins another."""
+        return Memory()
 
     @cached_property
     def stops(self) -> Recent[SessionId, asyncio.Event]:
@@ -456,7 +439,7 @@ class OpenCode2(Calls):
                         await asyncio.sleep(WAKE_POLL_SECONDS)
             await self.do("POST", interrupt, urgent=True)
         await self._empty_inbox(session_id)
-        self.background.pop(session_id, None)  # the inbox may have had the report of its end
+        self.memory.background.pop(session_id, None)  # the inbox may have had the report of its end
         if (stop := self.stops.pop(session_id, None)) is not None:
             stop.set()
         return True
@@ -559,11 +542,11 @@ class OpenCode2(Calls):
             for block in one.content:
                 if block.type == "tool" and block.state.status in ("streaming", "running"):
                     call = KnownCall(block.name, block.state.input)
-                    self.tool_calls.setdefault((one.id, block.id), call)
-        if before is None and session_id not in self.prompts:
+                    self.memory.calls.setdefault((one.id, block.id), call)
+        if before is None and session_id not in self.memory.prompts:
             last = next((one.id for one in found if _is_prompt(one)), None)
             if last is not None:
-                self.prompts[session_id] = last
+                self.memory.prompts[session_id] = last
         return MessagePage([*stored(session_id, reversed(found), parent)], cursor)
 
     async def _page(self, session_id: SessionId, query: Query) -> Page2[list[Message2]]:
@@ -1017,21 +1000,18 @@ class OpenCode2(Calls):
             # A stream that has died must not be kept alive by what is put into it.
             if silent > HEARTBEAT_SECONDS or not self.contract.has("get", "/api/shell/{}/output"):
                 continue
-            for shell, command in [*self.running.items()]:
+            for shell, command in [*self.memory.running.items()]:
                 at, query = Location(command.directory), {"cursor": command.cursor}
                 with suppress(UpstreamError):  # it may have ended by now, or have an odd id
                     path = f"/api/shell/{checked('sh', shell)}/output"
                     new = await self.data(Output2, "GET", path, at, query=query)
-                    if new.output and self.running.get(shell) is command:
+                    if new.output and self.memory.running.get(shell) is command:
                         stream.put(command.printed(shell, new.output, new.cursor))
 
     def begin_decoding(self) -> Decoder:
         """Return what decodes the events of a new connection; forget what earlier ones told."""
-        self.prompts.clear()
-        self.tool_calls.clear()
-        self.running.clear()
-        self.background.clear()
-        return Decoder2(self.prompts, self.tool_calls, self.running, self.background)
+        self.memory = Memory()
+        return Decoder2(self.memory)
 
 
 R = TypeVar("R", Permission2, Form2)

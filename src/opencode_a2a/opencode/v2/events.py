@@ -1,5 +1,8 @@
 """The events of OpenCode 2, as those that the turn reader knows.
 
+``EVENTS``, at the end, names them all, each with what translates it: a release that calls one
+otherwise needs one more line there.
+
 An event of 2.x leaves out what earlier ones said: an answer does not name its prompt, the end of a
 tool call not its input. So a ``Decoder2`` remembers that, for the length of one connection. Where
 the earlier event was missed, it tells just that (``Missed``), and the turn reader reads the store.
@@ -10,9 +13,10 @@ background reports its end by a message of its own, and the model is asked again
 session is not told to be idle, although its execution is over.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal
 
 import structlog
 
@@ -72,82 +76,9 @@ from opencode_a2a.opencode.v2.outputs import Running
 
 logger = structlog.get_logger(__name__)
 
-KNOWN_SESSIONS: Final = 10_000
-"""Sessions that a connection remembers something about."""
+KNOWN: Final = 10_000
+"""Sessions and tool calls that something is remembered about."""
 _BUSY, _IDLE = StatusBusy(), StatusIdle()
-_TEXTS: Final = frozenset(
-    f"session.{kind}.{what}"
-    for kind in ("text", "reasoning")
-    for what in ("started", "delta", "ended")
-)
-_ENDS: Final = frozenset(
-    {
-        "session.execution.succeeded",
-        "session.execution.failed",
-        "session.execution.interrupted",
-    }
-)
-_TOOLS: Final = {
-    "session.tool.input.started": "streaming",
-    "session.tool.called": "running",
-    "session.tool.progress": "running",
-    "session.tool.success": "completed",
-    "session.tool.failed": "error",
-}
-_REQUESTS: Final = frozenset(
-    {
-        "permission.asked",
-        "permission.replied",
-        "form.created",
-        "form.replied",
-        "form.cancelled",
-    }
-)
-_OTHERS: Final = frozenset(
-    {
-        "session.created",
-        "session.renamed",
-        "session.deleted",
-        "session.inbox.enqueued",
-        "session.inbox.delivered",
-        "session.input.admitted",
-        "session.input.promoted",
-        "session.execution.started",
-        "session.retry.scheduled",
-        "session.compaction.started",
-        "session.compaction.ended",
-        "session.compaction.failed",
-        "session.step.started",
-        "session.step.ended",
-        "session.step.failed",
-    }
-)
-_IGNORED: Final = frozenset(
-    {
-        "session.agent.selected",
-        "session.compacted",
-        "session.compaction.admitted",
-        "session.compaction.delta",
-        "session.forked",
-        "session.idle",
-        "session.instructions.updated",
-        "session.model.selected",
-        "session.moved",
-        "session.revert.cleared",
-        "session.revert.committed",
-        "session.revert.staged",
-        "session.shell.ended",
-        "session.shell.started",
-        "session.skill.activated",
-        "session.status",
-        "session.synthetic",
-        "session.tool.input.delta",
-        "session.tool.input.ended",
-        "session.usage.recorded",
-        "session.usage.updated",
-    }
-)
-"""What is known and does not matter: another event, or the store, says the same."""
 _REPLIES: Final[Mapping[str, Resolution]] = {
     "once": "once",
     "always": "always",
@@ -163,8 +94,25 @@ class KnownCall:
     input: dict[str, Any]
 
 
-KnownCalls = MutableMapping[tuple[str, str], KnownCall]
-"""By the ids of message and call."""
+@dataclass(slots=True)
+class Memory:
+    """What later events do not repeat: told by those of one connection, or by the store since."""
+
+    prompts: Recent[SessionId, MessageId] = field(default_factory=lambda: Recent(KNOWN))
+    """The last prompt of each session."""
+    calls: Recent[tuple[str, str], KnownCall] = field(default_factory=lambda: Recent(KNOWN))
+    """The tool calls that have not ended, by the ids of message and call."""
+    running: dict[str, Running] = field(default_factory=dict[str, Running])
+    """The running commands of followed sessions, by their ids."""
+    background: Recent[SessionId, dict[str, str]] = field(default_factory=lambda: Recent(KNOWN))
+    """The work of sessions in the background: the ids of its commands or sessions, with those of
+    its tool calls."""
+
+    def forget_commands(self, session: SessionId, call_id: str | None = None) -> None:
+        """Forget the running command of a call, or all of a session."""
+        for shell, one in [*self.running.items()]:
+            if one.session == session and call_id in (None, one.call):
+                del self.running[shell]
 
 
 @dataclass(slots=True)
@@ -191,43 +139,66 @@ class _Session:
         self.refused.clear()
 
 
+@dataclass(slots=True)
+class Frame:
+    """An event of OpenCode 2. It makes the events that it stands for; each needs its own id."""
+
+    event_id: str
+    session: SessionId
+    whole: dict[str, Any]
+    data: dict[str, Any]
+    told: int = 0
+
+    @property
+    def at(self) -> int:
+        return round(self.whole.get("created") or 0)
+
+    @property
+    def directory(self) -> str | None:
+        return _object(self.whole, "location").get("directory")
+
+    @property
+    def message(self) -> MessageId:
+        return MessageId(self.data["assistantMessageID"])
+
+    def either(self, *names: str) -> Any:
+        """Return a field that releases call differently, or None."""
+        return next((self.data[name] for name in names if self.data.get(name)), None)
+
+    def next_id(self) -> str:
+        self.told += 1
+        return f"{self.event_id}.{self.told}"
+
+    def part(self, part: Part) -> PartUpdated:
+        return PartUpdated(event_id=self.next_id(), session_id=self.session, part=part)
+
+    def missed(self) -> Missed:
+        return Missed(self.next_id(), self.session)
+
+    def info(self, info: Message) -> MessageUpdated:
+        return MessageUpdated(event_id=self.next_id(), session_id=self.session, info=info)
+
+    def stored(self, message: MessageWithParts) -> Iterator[Event]:
+        yield self.info(message.info)
+        for part in message.parts:
+            yield self.part(part)
+
+    def status(self, status: SessionStatus) -> SessionStatusChanged:
+        return SessionStatusChanged(self.next_id(), self.session, status)
+
+
 class Decoder2:
     """The decoder of one connection to an OpenCode 2."""
 
     connected = b"server.connected"
     disposed = frozenset({b"global.disposed"})
-    followed = frozenset(name.encode() for name in (*_TEXTS, *_ENDS, *_TOOLS, *_REQUESTS, *_OTHERS))
-    overheard = frozenset(
-        name.encode()
-        for name in (
-            *_TEXTS,
-            *_ENDS,
-            "session.inbox.delivered",
-            "session.input.promoted",
-            "session.step.started",
-            "session.retry.scheduled",
-            "session.deleted",
-        )
-    )
 
-    def __init__(
-        self,
-        prompts: MutableMapping[SessionId, MessageId],
-        calls: KnownCalls,
-        running: MutableMapping[str, Running],
-        background: MutableMapping[SessionId, dict[str, str]],
-    ) -> None:
-        """Note the last prompt of each session, tool ``calls``, and ``running`` commands by id.
-
-        The work of each session in the ``background`` is noted by the ids of its commands or
-        sessions, with those of its tool calls.
-        """
-        self._prompts = prompts
-        self._calls = calls
-        self._running = running
-        self._background = background
-        self._sessions = Recent[SessionId, _Session](KNOWN_SESSIONS)
-        self._known = {*self.followed, *(name.encode() for name in _IGNORED)}
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.followed = frozenset(name.encode() for name in EVENTS)
+        self.overheard = frozenset(name.encode() for name in OVERHEARD)
+        self._sessions = Recent[SessionId, _Session](KNOWN)
+        self._known = {*self.followed, *(name.encode() for name in IGNORED)}
 
     def head(self, data: bytes) -> tuple[bytes, bytes]:
         kind, session = head_of(data)
@@ -243,189 +214,187 @@ class Decoder2:
 
     def decode(self, data: bytes) -> Sequence[Event]:
         try:
-            frame = loads(data)
-            kind, event_id, given = frame["type"], frame["id"] + "", frame["data"]
-            session = given.get("sessionID") or given["form"]["sessionID"]
-            return [*self._events(kind, event_id, SessionId(session + ""), frame, given)]
+            whole = loads(data)
+            given = whole["data"]
+            session = SessionId((given.get("sessionID") or given["form"]["sessionID"]) + "")
+            frame = Frame(whole["id"] + "", session, whole, given)
+            return [*EVENTS[whole["type"]](self, frame)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # The text of a validation error repeats the payload, which is the user's.
             raise MalformedEventError(type(error).__name__) from error
 
-    def _events(
-        self,
-        kind: str,
-        event_id: str,
-        session: SessionId,
-        frame: dict[str, Any],
-        data: dict[str, Any],
-    ) -> Iterator[Event]:
-        if kind in ("session.text.delta", "session.reasoning.delta"):
-            message = MessageId(data["assistantMessageID"])
-            part_id = f"{message}:{kind[8]}{data['ordinal']}"
-            yield PartDelta(event_id, session, message, part_id, data["delta"] + "")
-            return
+    def _of(self, session: SessionId) -> _Session:
         state = self._sessions.get(session)
         if state is None:
             state = self._sessions[session] = _Session()
-        at = round(frame.get("created") or 0)
-        tell = _Tell(event_id, session)
-        if kind in _TEXTS:
-            yield tell.part(_text(kind, session, data))
-        elif kind in _TOOLS:
-            yield self._tool(kind, state, tell, frame, data)
-        elif kind in _REQUESTS:
-            yield _request(kind, tell, frame, data)
-        elif kind.startswith("session.step."):
-            yield from self._step(kind, state, tell, at, data)
-        elif kind.startswith(("session.inbox.", "session.input.")):
-            yield from self._prompt(kind, state, tell, at, data)
-        elif kind.startswith("session.compaction."):
-            yield from _compaction(kind, state, tell, at, data)
-        elif kind.startswith("session.execution."):
-            self._forget_commands(session)
-            yield from self._execution(kind, state, tell, data)
-        elif kind == "session.retry.scheduled":
-            words = turn_error(Failure2.model_validate(data["error"])).data.message or ""
-            yield tell.status(
-                StatusRetry(attempt=data["attempt"] - 1, message=words, next=data["at"])
-            )
-        elif kind == "session.deleted":
-            del self._sessions[session]
-            self._background.pop(session, None)
-            self._forget_commands(session)
-            yield SessionDeleted(event_id=event_id, session_id=session)
-        else:
-            yield _named(kind, state, tell, frame, data)
+        return state
 
-    def _prompt(
-        self, kind: str, state: _Session, tell: "_Tell", at: int, data: dict[str, Any]
-    ) -> Iterator[Event]:
+    # Sessions
+
+    def created(self, frame: Frame) -> Iterator[Event]:
+        state = self._of(frame.session)
+        info = _object(frame.data, "info") or frame.data  # previews wrap it
+        place = _object(info, "location").get("directory") or frame.directory
+        state.directory, state.parent_id = place or "", info.get("parentID")
+        state.title = info.get("title") or state.title
+        yield _changed(state, frame)
+
+    def renamed(self, frame: Frame) -> Iterator[Event]:
+        state = self._of(frame.session)
+        state.title = frame.data["title"] + ""
+        state.directory = state.directory or frame.directory or ""
+        yield _changed(state, frame)
+
+    def deleted(self, frame: Frame) -> Iterator[Event]:
+        self._sessions.pop(frame.session, None)
+        self.memory.background.pop(frame.session, None)
+        self.memory.forget_commands(frame.session)
+        yield SessionDeleted(event_id=frame.event_id, session_id=frame.session)
+
+    def retry(self, frame: Frame) -> Iterator[Event]:
+        data = frame.data
+        words = turn_error(Failure2.model_validate(data["error"])).data.message or ""
+        status = StatusRetry(attempt=data["attempt"] - 1, message=words, next=data["at"])
+        yield frame.status(status)
+
+    # Executions: what a session does without a pause
+
+    def started(self, frame: Frame) -> Iterator[Event]:
+        self.memory.forget_commands(frame.session)
+        yield frame.status(_BUSY)
+
+    def ended(self, frame: Frame) -> Iterator[Event]:
+        self.memory.forget_commands(frame.session)
+        self._of(frame.session).forget_execution()
+        if not self.memory.background.get(frame.session):
+            yield frame.status(_IDLE)
+
+    def failed(self, frame: Frame) -> Iterator[Event]:
+        error = turn_error(Failure2.model_validate(frame.data["error"]))
+        yield SessionFailed(event_id=frame.next_id(), session_id=frame.session, error=error)
+        yield from self.ended(frame)
+
+    # Prompts: the model is given one a moment after OpenCode was
+
+    def enqueued(self, frame: Frame) -> Iterator[Event]:
+        inbox_id = frame.either("inboxID", "inputID") + ""
+        self._of(frame.session).inbox[inbox_id] = frame.either("item", "input") or frame.data
+        return iter(())
+
+    def delivered(self, frame: Frame) -> Iterator[Event]:
         """Tell of a prompt once the model is given it; before that it is only in the inbox."""
-        inbox_id = data.get("inboxID") or data["inputID"]
-        if kind in ("session.inbox.enqueued", "session.input.admitted"):
-            state.inbox[inbox_id] = data.get("item") or data.get("input") or data
-            return
-        item = state.inbox.pop(inbox_id, None)
+        session, inbox_id = frame.session, MessageId(frame.either("inboxID", "inputID") + "")
+        item = self._of(session).inbox.pop(inbox_id, None)
         if item is None:
             # It came before this connection, or while nobody followed. The answers that come now
             # are to it, unless it is no prompt, and the store knows what it says.
-            self._prompts[tell.session] = MessageId(inbox_id)
-            yield tell.missed()
+            self.memory.prompts[session] = inbox_id
+            yield frame.missed()
             return
         if item["type"] not in ("user", "synthetic"):
             return
-        message = self._prompts[tell.session] = MessageId(inbox_id)
+        self.memory.prompts[session] = inbox_id
         payload = _object(item, "payload") or _object(item, "data")
         text, synthetic = payload.get("text", "") + "", item["type"] == "synthetic"
         if synthetic:
-            self._background[tell.session] = unreported(
-                self._background.get(tell.session) or {}, text
-            )
-        yield from tell.message(prompt_message(tell.session, message, at, text, synthetic))
+            left = self.memory.background.get(session) or {}
+            self.memory.background[session] = unreported(left, text)
+        yield from frame.stored(prompt_message(session, inbox_id, frame.at, text, synthetic))
 
-    def _step(
-        self, kind: str, state: _Session, tell: "_Tell", at: int, data: dict[str, Any]
-    ) -> Iterator[Event]:
-        session, message = tell.session, MessageId(data["assistantMessageID"])
-        if kind == "session.step.started":
-            model, prompt = _object(data, "model"), self._prompts.get(session)
-            if prompt is None:
-                yield tell.missed()
-            else:
-                known = state.steps.get(message)
-                state.steps[message] = AssistantMessage(
-                    id=message,
-                    session_id=session,
-                    parent_id=known.parent_id if known else prompt,
-                    time=known.time if known else MessageTime(created=at),
-                    provider_id=model.get("providerID"),
-                    model_id=model.get("id"),
-                    agent=data.get("agent"),
-                )
-                yield tell.info(state.steps[message])
-            number = state.starts[message] = state.starts.get(message, 0) + 1
-            yield tell.part(step_start(session, message, number))
-            return
+    # Steps: calls of the model, each with a message
+
+    def step_started(self, frame: Frame) -> Iterator[Event]:
+        state, session, message = self._of(frame.session), frame.session, frame.message
+        model, prompt = _object(frame.data, "model"), self.memory.prompts.get(session)
+        if prompt is None:
+            yield frame.missed()
+        else:
+            known = state.steps.get(message)
+            state.steps[message] = AssistantMessage(
+                id=message,
+                session_id=session,
+                parent_id=known.parent_id if known else prompt,
+                time=known.time if known else MessageTime(created=frame.at),
+                provider_id=model.get("providerID"),
+                model_id=model.get("id"),
+                agent=frame.data.get("agent"),
+            )
+            yield frame.info(state.steps[message])
+        number = state.starts[message] = state.starts.get(message, 0) + 1
+        yield frame.part(step_start(session, message, number))
+
+    def step_ended(self, frame: Frame) -> Iterator[Event]:
+        finish = frame.data.get("finish") or ""
+        yield frame.part(step_finish(frame.session, frame.message, finish))
+        yield from self.step_failed(frame)
+
+    def step_failed(self, frame: Frame) -> Iterator[Event]:
+        state, message, data = self._of(frame.session), frame.message, frame.data
         known = state.steps.pop(message, None)
+        if known is None:
+            yield frame.missed()
+            return
         refused, error = message in state.refused, data.get("error")
         failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
         finish = "tool-calls" if refused else data.get("finish")
-        if kind == "session.step.ended":
-            yield tell.part(step_finish(session, message, data.get("finish") or ""))
-        if known is None:
-            yield tell.missed()
-            return
         ended = AssistantMessage.model_validate(
             {
                 **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),
-                "time": {"created": known.time.created, "completed": at},
+                "time": {"created": known.time.created, "completed": frame.at},
                 "cost": data.get("cost"),
                 "tokens": data.get("tokens"),
                 "finish": None if finish == "error" else finish,
                 "error": failure,
             }
         )
-        yield tell.info(ended)
+        yield frame.info(ended)
 
-    def _tool(
-        self,
-        kind: str,
-        state: _Session,
-        tell: "_Tell",
-        frame: dict[str, Any],
-        data: dict[str, Any],
-    ) -> Event:
+    def tool(self, frame: Frame, *, status: str) -> Iterator[Event]:
         """Tell of a tool call, which only the first of its events names."""
-        session, message = tell.session, MessageId(data["assistantMessageID"])
+        session, message, memory, data = frame.session, frame.message, self.memory, frame.data
         call_id = data["id"] if "id" in data else data["callID"]
-        known = self._calls.pop((message, call_id), None) or KnownCall("", {})
-        known.name = data.get("name") or data.get("tool") or known.name
+        known = memory.calls.pop((message, call_id), None) or KnownCall("", {})
+        known.name = frame.either("name", "tool") or known.name
         known.input = data.get("input") or known.input
         call = Call2.model_validate(
             {
-                "status": _TOOLS[kind],
+                "status": status,
                 "input": known.input,
                 "content": data.get("content") or [],
-                "metadata": data.get("metadata") or data.get("structured"),
+                "metadata": frame.either("metadata", "structured"),
                 "error": data.get("error"),
             }
         )
-        if kind == "session.tool.failed" and call.error and call.error.message in REFUSED:
-            state.refused.add(message)
+        if status == "error" and call.error and call.error.message in REFUSED:
+            self._of(session).refused.add(message)
         work = left_in_background(known.name, call.metadata)
-        if kind == "session.tool.success" and work is not None:
-            self._background.setdefault(session, {})[work] = call_id
-        if known.name and call.status not in ("completed", "error"):
-            self._calls[message, call_id] = known
-        if call.status != "running":
-            self._forget_commands(session, call_id)
+        if status == "completed" and work is not None:
+            memory.background.setdefault(session, {})[work] = call_id
+        if known.name and status not in ("completed", "error"):
+            memory.calls[message, call_id] = known
+        if status != "running":
+            memory.forget_commands(session, call_id)
         elif known.name == "shell" and isinstance(
             shell := (call.metadata or {}).get("shellID"), str
         ):
-            place = _object(frame, "location").get("directory")
-            self._running.setdefault(shell, Running(session, message, call_id, place))
-        if not known.name:
-            return tell.missed()
-        return tell.part(tool_part(session, message, call_id, known.name, call))
+            memory.running.setdefault(shell, Running(session, message, call_id, frame.directory))
+        if known.name:
+            yield frame.part(tool_part(session, message, call_id, known.name, call))
+        else:
+            yield frame.missed()
 
-    def _execution(
-        self, kind: str, state: _Session, tell: "_Tell", data: dict[str, Any]
-    ) -> Iterator[Event]:
-        if kind == "session.execution.started":
-            yield tell.status(_BUSY)
-            return
-        state.forget_execution()
-        if kind == "session.execution.failed":
-            error = turn_error(Failure2.model_validate(data["error"]))
-            yield SessionFailed(event_id=tell.next_id(), session_id=tell.session, error=error)
-        if not self._background.get(tell.session):
-            yield tell.status(_IDLE)
+    def compaction_started(self, frame: Frame) -> Iterator[Event]:
+        asked = frame.data.get("inputID") or f"msg_{frame.event_id.partition('_')[2]}"
+        message = self._of(frame.session).compaction = MessageId(asked)
+        for one in compaction(frame.session, message, frame.at, "running"):
+            yield from frame.stored(one)
 
-    def _forget_commands(self, session: SessionId, call_id: str | None = None) -> None:
-        """Forget the running command of a call, or all of a session."""
-        for shell, one in [*self._running.items()]:
-            if one.session == session and call_id in (None, one.call):
-                del self._running[shell]
+    def compaction_ended(self, frame: Frame) -> Iterator[Event]:
+        state = self._of(frame.session)
+        if state.compaction is not None:
+            message, state.compaction = state.compaction, None
+            _, summary = compaction(frame.session, message, frame.at, "completed")
+            yield from frame.stored(summary)
 
 
 def _object(data: dict[str, Any], key: str) -> dict[str, Any]:
@@ -433,94 +402,121 @@ def _object(data: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-@dataclass(slots=True)
-class _Tell:
-    """Makes the events that one frame stands for; each needs an id of its own."""
-
-    event_id: str
-    session: SessionId
-    told: int = 0
-
-    def next_id(self) -> str:
-        self.told += 1
-        return f"{self.event_id}.{self.told}"
-
-    def part(self, part: Part) -> PartUpdated:
-        return PartUpdated(event_id=self.next_id(), session_id=self.session, part=part)
-
-    def missed(self) -> Missed:
-        return Missed(self.next_id(), self.session)
-
-    def info(self, info: Message) -> MessageUpdated:
-        return MessageUpdated(event_id=self.next_id(), session_id=self.session, info=info)
-
-    def message(self, message: MessageWithParts) -> Iterator[Event]:
-        yield self.info(message.info)
-        for part in message.parts:
-            yield self.part(part)
-
-    def status(self, status: SessionStatus) -> SessionStatusChanged:
-        return SessionStatusChanged(self.next_id(), self.session, status)
-
-
-def _text(kind: str, session: SessionId, data: dict[str, Any]) -> Part:
-    _, channel, what = kind.split(".")
-    make = text_part if channel == "text" else reasoning_part
-    message, number, begins = (
-        MessageId(data["assistantMessageID"]),
-        data["ordinal"],
-        what != "ended",
-    )
-    return make(session, message, number, "" if begins else data["text"], growing=begins)
-
-
-def _request(kind: str, tell: _Tell, frame: dict[str, Any], data: dict[str, Any]) -> Event:
-    place = _object(frame, "location").get("directory")
-    match kind:
-        case "permission.asked":
-            asked = permission_of(Permission2.model_validate(data))
-            return PermissionAsked(event_id=tell.next_id(), directory=place, **dict(asked))
-        case "form.created":
-            form = question_of(Form2.model_validate(data["form"]))
-            return QuestionAsked(event_id=tell.next_id(), directory=place, **dict(form))
-        case "permission.replied":
-            reply = data.get("reply") or data["decision"]
-            request = RequestId(data["requestID"] + "")
-            return RequestSettled(
-                tell.next_id(), tell.session, request, "permission", _REPLIES[reply]
-            )
-        case _:
-            resolution: Resolution = "replied" if kind == "form.replied" else "rejected"
-            request = RequestId(data["id"] + "")
-            return RequestSettled(tell.next_id(), tell.session, request, "question", resolution)
-
-
-def _compaction(
-    kind: str, state: _Session, tell: _Tell, at: int, data: dict[str, Any]
-) -> Iterator[Event]:
-    if kind == "session.compaction.started":
-        asked = data.get("inputID") or f"msg_{tell.event_id.partition('_')[2]}"
-        state.compaction = MessageId(asked)
-        for message in compaction(tell.session, state.compaction, at, "running"):
-            yield from tell.message(message)
-    elif state.compaction is not None:
-        message, state.compaction = state.compaction, None
-        _, summary = compaction(tell.session, message, at, "completed")
-        yield from tell.message(summary)
-
-
-def _named(
-    kind: str, state: _Session, tell: _Tell, frame: dict[str, Any], data: dict[str, Any]
-) -> Event:
-    """Tell the title and the place of a session, which ``session.renamed`` knows in part."""
-    if kind == "session.created":
-        info = _object(data, "info") or data  # previews wrap it
-        place = _object(info, "location") or _object(frame, "location")
-        state.directory, state.parent_id = place.get("directory") or "", info.get("parentID")
-        state.title = info.get("title") or state.title
-    else:
-        state.title = data["title"] + ""
-        place = _object(frame, "location")
-        state.directory = state.directory or place.get("directory") or ""
+def _changed(state: _Session, frame: Frame) -> SessionChanged:
     info = SessionInfo(state.title, state.directory, state.parent_id)
-    return SessionChanged(tell.next_id(), tell.session, info)
+    return SessionChanged(frame.next_id(), frame.session, info)
+
+
+# Texts: of answers, and of the reasoning. Most events are text: these two remember nothing.
+
+
+def _text(
+    _: Decoder2, frame: Frame, *, make: Callable[..., Part], growing: bool
+) -> Iterator[Event]:
+    text = "" if growing else frame.data["text"]
+    yield frame.part(
+        make(frame.session, frame.message, frame.data["ordinal"], text, growing=growing)
+    )
+
+
+def _delta(_: Decoder2, frame: Frame, *, channel: Literal["t", "r"]) -> Iterable[Event]:
+    data, message = frame.data, frame.message
+    part_id = f"{message}:{channel}{data['ordinal']}"
+    return (PartDelta(frame.event_id, frame.session, message, part_id, data["delta"] + ""),)
+
+
+# Permissions and questions
+
+
+def _permission_asked(_: Decoder2, frame: Frame) -> Iterator[Event]:
+    asked = permission_of(Permission2.model_validate(frame.data))
+    yield PermissionAsked(event_id=frame.next_id(), directory=frame.directory, **dict(asked))
+
+
+def _permission_replied(_: Decoder2, frame: Frame) -> Iterator[Event]:
+    resolution = _REPLIES[frame.either("reply", "decision")]
+    request = RequestId(frame.data["requestID"] + "")
+    yield RequestSettled(frame.next_id(), frame.session, request, "permission", resolution)
+
+
+def _form_created(_: Decoder2, frame: Frame) -> Iterator[Event]:
+    form = question_of(Form2.model_validate(frame.data["form"]))
+    yield QuestionAsked(event_id=frame.next_id(), directory=frame.directory, **dict(form))
+
+
+def _form_settled(_: Decoder2, frame: Frame, *, resolution: Resolution) -> Iterator[Event]:
+    request = RequestId(frame.data["id"] + "")
+    yield RequestSettled(frame.next_id(), frame.session, request, "question", resolution)
+
+
+# The names
+
+Translate = Callable[[Decoder2, Frame], Iterable[Event]]
+
+OVERHEARD: Final[dict[str, Translate]] = {
+    "session.deleted": Decoder2.deleted,
+    "session.execution.failed": Decoder2.failed,
+    "session.execution.interrupted": Decoder2.ended,
+    "session.execution.succeeded": Decoder2.ended,
+    "session.inbox.delivered": Decoder2.delivered,
+    "session.input.promoted": Decoder2.delivered,  # in previews
+    "session.reasoning.delta": partial(_delta, channel="r"),
+    "session.reasoning.ended": partial(_text, make=reasoning_part, growing=False),
+    "session.reasoning.started": partial(_text, make=reasoning_part, growing=True),
+    "session.retry.scheduled": Decoder2.retry,
+    "session.step.started": Decoder2.step_started,
+    "session.text.delta": partial(_delta, channel="t"),
+    "session.text.ended": partial(_text, make=text_part, growing=False),
+    "session.text.started": partial(_text, make=text_part, growing=True),
+}
+"""Those that also matter to a replica that may take a turn over."""
+EVENTS: Final[dict[str, Translate]] = {
+    **OVERHEARD,
+    "form.cancelled": partial(_form_settled, resolution="rejected"),
+    "form.created": _form_created,
+    "form.replied": partial(_form_settled, resolution="replied"),
+    "permission.asked": _permission_asked,
+    "permission.replied": _permission_replied,
+    "session.compaction.ended": Decoder2.compaction_ended,
+    "session.compaction.failed": Decoder2.compaction_ended,
+    "session.compaction.started": Decoder2.compaction_started,
+    "session.created": Decoder2.created,
+    "session.execution.started": Decoder2.started,
+    "session.inbox.enqueued": Decoder2.enqueued,
+    "session.input.admitted": Decoder2.enqueued,  # in previews
+    "session.renamed": Decoder2.renamed,
+    "session.step.ended": Decoder2.step_ended,
+    "session.step.failed": Decoder2.step_failed,
+    "session.tool.called": partial(Decoder2.tool, status="running"),
+    "session.tool.failed": partial(Decoder2.tool, status="error"),
+    "session.tool.input.started": partial(Decoder2.tool, status="streaming"),
+    "session.tool.progress": partial(Decoder2.tool, status="running"),
+    "session.tool.success": partial(Decoder2.tool, status="completed"),
+}
+"""All that matter to turns, each with what translates it."""
+IGNORED: Final = frozenset(
+    {
+        "session.agent.selected",
+        "session.compacted",
+        "session.compaction.admitted",
+        "session.compaction.delta",
+        "session.forked",
+        "session.idle",
+        "session.instructions.updated",
+        "session.model.selected",
+        "session.moved",
+        "session.revert.cleared",
+        "session.revert.committed",
+        "session.revert.staged",
+        "session.shell.ended",
+        "session.shell.started",
+        "session.skill.activated",
+        "session.status",
+        "session.synthetic",
+        "session.tool.input.delta",
+        "session.tool.input.ended",
+        "session.usage.recorded",
+        "session.usage.updated",
+    }
+)
+"""What is known and does not matter: another event, or the store, says the same."""
