@@ -17,7 +17,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from opencode_a2a.cli.doctor import check_rules
+from opencode_a2a.cli.doctor import check_rules, judge
 from opencode_a2a.config import OpenCodeSettings, load
 from opencode_a2a.errors import Feature, NotInOpenCodeError, UpstreamError, UpstreamNotFoundError
 from opencode_a2a.events import (
@@ -552,6 +552,18 @@ def test_releases_have_all_that_turns_need_as_far_as_they_are_known(version: str
     assert Contract.of(released(version)).missing == []
 
 
+@every_build
+def test_every_field_of_messages_that_is_read_is_named(build: str) -> None:
+    assert contract(build).unnamed == ()
+
+
+def test_a_contract_without_schemas_of_messages_doubts_no_field() -> None:
+    whole = document()
+    del whole["components"]
+
+    assert Contract.of(whole).unnamed == ()
+
+
 def test_a_field_is_found_wherever_the_contract_describes_it() -> None:
     call: Document = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": [
         {"$ref": "#/components/schemas/Decision"}, {"properties": {"message": {}}},
@@ -738,6 +750,29 @@ async def test_a_missing_path_that_turns_need_is_one_sentence_at_the_start(
     assert why is not None
     assert why.what == "it is OpenCode 2 (2.9.0), and its API has no POST /api/session/{}/prompt"
     assert "npm install -g opencode-ai@" in why.remedy
+
+
+async def test_a_renamed_field_of_messages_is_said_once(standin: Standin) -> None:
+    contract = orjson.dumps(document())
+    renamed = contract.replace(b'"cost":', b'"price":').replace(b'"write":', b'"w":')
+    standin.answers |= {
+        "GET /api/info": {"version": "2.9.0", "pid": 1},
+        "GET /openapi.json": orjson.loads(renamed),
+    }
+    there = OpenCodeConnection(f"http://127.0.0.1:{standin.server_address[1]}")
+
+    async with there:
+        with capture_logs() as records:
+            found = await there.choose()
+            await there.choose()
+
+    [said] = [record["event"] for record in records]
+    assert found.unnamed == ("cost", "tokens.cache.write")
+    assert said.startswith(
+        "OpenCode 2.9.0 does not name what is read of its messages: cost, tokens"
+    )
+    finding = judge(found, None, "here")
+    assert (finding.remedy, finding.failed) == (said, False)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(None, Kind.NOTHING), (503, Kind.FAILING)])

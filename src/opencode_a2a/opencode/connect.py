@@ -7,7 +7,10 @@ begins.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+import structlog
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.jsonguard import as_object, loads
@@ -23,6 +26,7 @@ from opencode_a2a.opencode.kinds import (
     probe,
     problem_of,
     response_at,
+    unnamed,
 )
 from opencode_a2a.opencode.process import INSTALL
 
@@ -32,6 +36,8 @@ if TYPE_CHECKING:  # which most services never need
 
     # ``OpenCodeConnection.driver`` hides from the type checker what it returns.
     _DRIVERS: tuple[type[Driver], ...] = (OpenCode1, OpenCode2)
+
+logger = structlog.get_logger(__name__)
 
 D = TypeVar("D", OpenCode1, "OpenCode2")
 
@@ -90,7 +96,10 @@ class OpenCodeConnection:
 
             if lacking := _contract_problem(contract, found):
                 raise UpstreamError(f"OpenCode cannot be used: {lacking}")
-            self._become(OpenCode2).contract = contract
+            driver = self._become(OpenCode2)
+            if contract != driver.contract and (doubt := unnamed(found)):
+                logger.warning(doubt)
+            driver.contract = contract
         elif found.kind is Kind.V1:
             self._become(OpenCode1)
         self._chosen.version = found.version
@@ -142,7 +151,8 @@ async def _look(raw_response: RawResponse, seconds: float) -> tuple[Found, "Cont
     if response.status >= 500:
         return Found(Kind.FAILING, status=response.status), None
     try:
-        return found, Contract.of(as_object(loads(response.body)))
+        contract = Contract.of(as_object(loads(response.body)))
+        return replace(found, unnamed=contract.unnamed), contract
     except ValueError:
         return found, Contract({})
 

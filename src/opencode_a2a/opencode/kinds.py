@@ -54,6 +54,8 @@ class Found:
     version: str | None = None
     status: int | None = None
     """The HTTP status that tells this kind, for ``LOCKED`` and ``FAILING``."""
+    unnamed: tuple[str, ...] = ()
+    """The fields of messages that are read and that the contract of an OpenCode 2 lacks."""
 
     @property
     def usable(self) -> bool:
@@ -88,6 +90,16 @@ def untested(version: str) -> str | None:
     return (
         f"OpenCode {version} was not tested with this service; {QUALIFIED} of OpenCode 1 and the "
         f"preview {PREVIEW} of OpenCode 2 were"
+    )
+
+
+def unnamed(found: Found) -> str | None:
+    """Return a warning about fields that an OpenCode 2 may call otherwise, if there are any."""
+    if not found.unnamed:
+        return None
+    return (
+        f"OpenCode {found.version or 2} does not name what is read of its messages: "
+        f"{', '.join(found.unnamed)}. It counts as nothing, also for budgets"
     )
 
 

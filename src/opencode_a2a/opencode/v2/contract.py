@@ -5,12 +5,15 @@ driver asks the contract for every name that is known to differ. Pure.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self, get_args
+
+from pydantic import AliasChoices, BaseModel
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object
+from opencode_a2a.opencode.v2.messages import Message2
 
 Endpoint = tuple[str, str]
 """A method in lower case and a path, whose parameters are written ``{}``."""
@@ -45,20 +48,32 @@ NEEDED: Final[tuple[Names, ...]] = (
     (("get", "/api/location"),),
 )
 """Calls without which no turn can run."""
+UNTOLD: Final = frozenset({"error.status", "content.state.error.status"})
+"""Fields that are read where a release has them; previews have the status in the words."""
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The endpoints of a server, each with the fields that the body of a request may have."""
+    """What a server says that it offers."""
 
     endpoints: Mapping[Endpoint, frozenset[str]]
+    """Each with the fields that the body of a request may have."""
+    unnamed: tuple[str, ...] = ()
+    """The fields of stored messages that are read, but that the server does not name. If it calls
+    them otherwise, they have their defaults: a turn would cost nothing."""
 
     @classmethod
     def of(cls, document: JsonObject) -> Self:
         """Read an OpenAPI document; what cannot be read is not there."""
         schemas = as_object(as_object(document.get("components")).get("schemas"))
-        return cls(dict(_endpoints(as_object(document.get("paths")), schemas)))
+        paths = as_object(document.get("paths"))
+        listing = as_object(paths.get("/api/session/{sessionID}/message")).get("get")
+        answer = as_object(as_object(as_object(listing).get("responses")).get("200"))
+        page = _properties(_schema(answer), schemas)
+        messages = [schema for name, schema in page if name == "data"]
+        unnamed = [one for one in _unnamed(Message2, messages, schemas) if one not in UNTOLD]
+        return cls(dict(_endpoints(paths, schemas)), tuple(unnamed))
 
     def has(self, method: str, path: str) -> bool:
         return (method, path) in self.endpoints
@@ -101,18 +116,57 @@ def _endpoints(paths: JsonObject, schemas: JsonObject) -> Iterator[tuple[Endpoin
         name = re.sub(r"\{[^}]*\}", "{}", path)
         for method, call in as_object(calls).items():
             if method in _METHODS:
-                content = as_object(as_object(as_object(call).get("requestBody")).get("content"))
-                body = as_object(content.get("application/json")).get("schema")
-                yield (method, name), frozenset(_fields(body, schemas))
+                body = _schema(as_object(as_object(call).get("requestBody")))
+                fields = frozenset(field for field, _ in _properties(body, schemas))
+                yield (method, name), fields
 
 
-def _fields(schema: Json, schemas: JsonObject) -> Iterator[str]:
+def _schema(content: JsonObject) -> Json:
+    """Return the schema of the body of a request or of a response."""
+    return as_object(as_object(content.get("content")).get("application/json")).get("schema")
+
+
+def _properties(
+    schema: Json, schemas: JsonObject, within: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Json]]:
+    """Yield the fields of an object, or of the entries of a list, with their schemas."""
     given = as_object(schema)
     named = given.get("$ref")
     if isinstance(named, str):
-        given = as_object(schemas.get(named.rpartition("/")[2]))
-    yield from as_object(given.get("properties"))
+        name = named.rpartition("/")[2]
+        if name not in within:
+            yield from _properties(schemas.get(name), schemas, within | {name})
+        return
+    yield from as_object(given.get("properties")).items()
     for key in ("anyOf", "oneOf", "allOf"):
         options = given.get(key)
         for option in options if isinstance(options, list) else ():
-            yield from _fields(option, schemas)
+            yield from _properties(option, schemas, within)
+    yield from _properties(given["items"], schemas, within) if "items" in given else ()
+
+
+def _unnamed(
+    model: type[BaseModel], described: Iterable[Json], schemas: JsonObject, path: str = ""
+) -> Iterator[str]:
+    """Yield the fields of a model that no schema names. Without any named field, none is missed."""
+    named: dict[str, list[Json]] = {}
+    for one in described:
+        for name, schema in _properties(one, schemas):
+            named.setdefault(name, []).append(schema)
+    for name, field in model.model_fields.items() if named else ():
+        alias = field.validation_alias or name
+        spellings = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        known = [one for spelling in spellings for one in named.get(str(spelling), ())]
+        called = f"{path}{spellings[0]}"
+        if not known:
+            yield called
+        for inner in _models(field.annotation):
+            yield from _unnamed(inner, known, schemas, f"{called}.")
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that the type of a field consists of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _models(one)
