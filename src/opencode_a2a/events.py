@@ -158,6 +158,8 @@ class ToolChanged(ArtifactChanged):
         return self.status in ("completed", "error")
 
 
+ProgressKey = tuple[str, str, str | None]
+"""The type, the status and the part of progress."""
 ProgressType = Literal[
     "step-start",
     "step-finish",
@@ -180,7 +182,10 @@ ProgressType = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """A sign of life that is neither text nor tool: a step, a retry, a compaction, a wait."""
+    """A sign of life that is neither text nor tool: a step, a retry, a compaction, a wait.
+
+    ``Emitted.is_news`` says when OpenCode's are emitted once more.
+    """
 
     type: ProgressType
     status: str
@@ -190,6 +195,10 @@ class Progressed:
     subtitle: str | None = None
     reason: str | None = None
     todos: list[JsonObject] | None = None
+
+    @property
+    def key(self) -> ProgressKey:
+        return self.type, self.status, self.part_id
 
 
 AskedType = Literal["permission", "question", "plan"]
@@ -571,10 +580,6 @@ def fold_text(
             texts[event.channel].closed = True
 
 
-ProgressKey = tuple[str, str, str | None]
-"""Type, status and part: each combination is emitted once."""
-
-
 @dataclass(slots=True)
 class Emitted:
     """Everything that a turn has emitted so far, so that nothing is emitted twice."""
@@ -591,6 +596,20 @@ class Emitted:
     started: bool = False
     """The prompt may have been sent."""
 
+    def is_news(self, progress: Progressed) -> bool:
+        """Whether progress is emitted: once for each key, apart from the types that have a case.
+
+        A type that is emitted again when something else changes needs one, and a field here that
+        keeps what was emitted last.
+        """
+        match progress.type:
+            case "retry":
+                return True  # each is worth a notice
+            case "todo":
+                return progress.todos != self.todos
+            case _:
+                return progress.key not in self.progress
+
     def add(self, event: TurnEvent) -> None:
         match event:
             case Grew() | ChannelReplaced() | ChannelClosed():
@@ -605,7 +624,7 @@ class Emitted:
             case Progressed(type="todo"):
                 self.todos = event.todos
             case Progressed():
-                self.progress.add((event.type, event.status, event.part_id))
+                self.progress.add(event.key)
             case SessionBound():
                 self.title = self.title if event.title is None else event.title
                 self.bound = event

@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from opencode_a2a.events import Emitted, Progressed
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.events import (
     EVENTS,
@@ -137,3 +138,37 @@ def test_half_a_character_is_replaced() -> None:
 
     assert isinstance(event, PartDelta)
     assert event.delta == "a \N{REPLACEMENT CHARACTER} b"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "again"),
+    [
+        (Progressed("step-start", "running", "a"), Progressed("step-start", "running", "b"), True),
+        (Progressed("subagent", "running", "a"), Progressed("subagent", "completed", "a"), True),
+        (
+            Progressed("subagent", "running", "a"),
+            Progressed("subagent", "running", "a", title="New"),
+            False,
+        ),
+        (Progressed("retry", "waiting"), Progressed("retry", "waiting"), True),
+        (
+            Progressed("todo", "updated", todos=[{"content": "1"}]),
+            Progressed("todo", "updated", todos=[{"content": "1"}]),
+            False,
+        ),
+        (
+            Progressed("todo", "updated", todos=[{"content": "1"}]),
+            Progressed("todo", "updated", todos=[]),
+            True,
+        ),
+    ],
+)
+def test_progress_is_emitted_again_only_if_it_is_news(
+    before: Progressed, after: Progressed, again: bool
+) -> None:
+    emitted = Emitted()
+    assert emitted.is_news(before)
+
+    emitted.add(before)
+
+    assert emitted.is_news(after) is again

@@ -139,10 +139,8 @@ class TurnReader:
             self.state.apply_snapshot(stored)
             self._emit(out)
             for text in self.state.texts.values():
-                key = ("text", "held", text.held_back)
-                if text.held_back is not None and key not in self._emitted.progress:
-                    self._emitted.progress.add(key)
-                    out.append(Progressed("text", "held", text.held_back, title=HELD))
+                if text.held_back is not None:
+                    self._emit_news(Progressed("text", "held", text.held_back, title=HELD), out)
         return merged(out)
 
     def finish(
@@ -210,12 +208,11 @@ class TurnReader:
 
     def _emit(self, out: list[TurnEvent]) -> None:
         """Emit the difference between the state and what was emitted before."""
-        state, emitted, first = self.state, self._emitted, len(out)
-        pending = state.requests.pending
-        for request_id, interrupt in emitted.open.items():
+        state, emitted, pending = self.state, self._emitted, self.state.requests.pending
+        for request_id, interrupt in [*emitted.open.items()]:
             if request_id not in pending:
                 resolution = state.requests.settled[request_id]
-                out.append(Resumed(request_id, interrupt.type, resolution))
+                self._add(Resumed(request_id, interrupt.type, resolution), out)
         if state.reports:
             tools = [one for one in state.reports if isinstance(one, ToolChanged)]
             self._held |= {tool.part_id: tool for tool in tools}
@@ -223,36 +220,37 @@ class TurnReader:
             self._show_due(out)
         if state.reports:
             self._emit_reports(out)
-        if pending:
-            out += [asked for asked in pending.values() if asked.request_id not in emitted.open]
-        if state.todos is not None and state.todos != emitted.todos:
-            out.append(Progressed("todo", "updated", todos=state.todos))
+        for asked in pending.values():
+            if asked.request_id not in emitted.open:
+                self._add(asked, out)
+        if state.todos is not None:
+            self._emit_news(Progressed("todo", "updated", todos=state.todos), out)
         session = state.tree.info
         renamed = session is not None and session.title != emitted.title
         if session is not None and renamed and not session.title.startswith(UNTITLED):
             by = state.messages.answered_by
-            out.append(SessionBound(state.tree.root, session.directory, session.title, *by))
-        if len(out) > first:
-            for event in out[first:]:
-                emitted.add(event)
+            self._add(SessionBound(state.tree.root, session.directory, session.title, *by), out)
         for text in state.texts.values():
             text.emit(out)
 
     def _emit_reports(self, out: list[TurnEvent]) -> None:
-        emitted = self._emitted
         for report in self.state.reports:
             match report:
                 case ToolChanged():
                     pass  # it is held, and shown when it is due
                 case Progressed():
-                    key = (report.type, report.status, report.part_id)
-                    # Each retry of a provider is worth a notice, everything else is said once.
-                    if report.type == "retry" or key not in emitted.progress:
-                        emitted.progress.add(key)
-                        out.append(report)
+                    self._emit_news(report, out)
                 case _:
                     assert_never(report)
         self.state.reports.clear()
+
+    def _emit_news(self, progress: Progressed, out: list[TurnEvent]) -> None:
+        if self._emitted.is_news(progress):
+            self._add(progress, out)
+
+    def _add(self, event: TurnEvent, out: list[TurnEvent]) -> None:
+        self._emitted.add(event)
+        out.append(event)
 
     def _in_order(self) -> list[ToolChanged]:
         """Return the calls that are held, in the order in which OpenCode began them."""
@@ -277,8 +275,7 @@ class TurnReader:
 
     def _show(self, tool: ToolChanged, out: list[TurnEvent]) -> None:
         del self._held[tool.part_id]
-        self._emitted.tools[tool.part_id] = tool
-        out.append(tool)
+        self._add(tool, out)
 
 
 def merged(events: list[TurnEvent]) -> list[TurnEvent]:

@@ -503,8 +503,7 @@ class Attempt:
             if addition.prompt_id in state.messages.user_messages:
                 job.additions.remove(addition)
                 progress = addition.progress("delivered")
-                key = (progress.type, progress.status, progress.part_id)
-                if key not in job.emitted.progress:
+                if job.emitted.is_news(progress):
                     out.append(progress)
         ready = state.messages.prompt_stored and not state.needs_reconcile
         addition = self._next_addition
