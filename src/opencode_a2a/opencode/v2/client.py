@@ -1,20 +1,18 @@
 """The driver of OpenCode 2: what the service asks of an OpenCode, in calls of its other API.
 
-Messages and requests come back as the values of ``opencode.types`` (``v2.messages``), events by
-``v2.events``. Where releases differ, the contract that the server serves has the names
-(``v2.contract``). What 2.x cannot do is refused with a sentence. Nothing here knows about turns.
+Here are sessions, their messages and prompts, and the event stream; what is not about sessions is
+in ``v2.catalogues``, and how a call is sent in ``v2.calls``. Messages and requests come back as the
+values of ``opencode.types`` (``v2.messages``), events by ``v2.events``. Where releases differ, the
+contract that the server serves has the names (``v2.contract``). What 2.x cannot do is refused with
+a sentence. Nothing here knows about turns.
 """
 
 import asyncio
-import base64
 import hashlib
-import mimetypes
-import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Final, Literal, TypeVar
-from urllib.parse import quote
 
 import orjson
 
@@ -22,7 +20,6 @@ from opencode_a2a.bounds import Recent, wait
 from opencode_a2a.errors import (
     Missing,
     NotInOpenCodeError,
-    ServiceError,
     SessionNotFoundError,
     UpstreamError,
     UpstreamHttpError,
@@ -31,34 +28,19 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
-from opencode_a2a.net.exchange import HttpResponse
-from opencode_a2a.opencode.calls import Calls, Query, Refusal, Request, checked, well_formed
+from opencode_a2a.opencode.calls import Query, checked, well_formed
 from opencode_a2a.opencode.driver import HERE, Decoder, Features, Location, MessagePage
 from opencode_a2a.opencode.types import (
-    Agent,
     AnyObject,
     AssistantMessage,
-    Command,
     CommandCall,
-    CommandSource,
-    Config,
-    ConnectedProviders,
-    FileBody,
     FileDiff,
     FileInput,
-    FileNode,
     Health,
-    McpServer,
-    McpStatus,
     MessageWithParts,
-    Paths,
     PermissionRequest,
     PermissionRule,
-    Project,
     Prompt,
-    Provider,
-    ProviderCatalogue,
-    ProviderModel,
     QuestionRequest,
     Readable,
     Session,
@@ -68,16 +50,12 @@ from opencode_a2a.opencode.types import (
     ShellCall,
     StatusBusy,
     TextInput,
-    TextMatch,
-    TextPart,
     Todo,
-    ToolCompleted,
     ToolPart,
-    Vcs,
-    Workspace,
-    WorkspaceDraft,
-    Worktree,
 )
+from opencode_a2a.opencode.v2.background import work_left
+from opencode_a2a.opencode.v2.calls import missing
+from opencode_a2a.opencode.v2.catalogues import AGENT_SECONDS, POLL_SECONDS, Catalogues2
 from opencode_a2a.opencode.v2.contract import (
     INBOX,
     RENAME,
@@ -85,7 +63,6 @@ from opencode_a2a.opencode.v2.contract import (
     RULES,
     SESSION,
     UNREVERT,
-    Contract,
     Endpoint,
 )
 from opencode_a2a.opencode.v2.events import KNOWN, Decoder2, KnownCall, Memory
@@ -94,41 +71,24 @@ from opencode_a2a.opencode.v2.messages import (
     Form2,
     Message2,
     Permission2,
-    left_in_background,
     permission_of,
     question_of,
     rule_of,
     rule_to,
     stored,
-    unreported,
 )
 from opencode_a2a.opencode.v2.outputs import LOOK_SECONDS, Inserted
 from opencode_a2a.opencode.v2.types import (
-    Agent2,
-    Chosen2,
-    Data,
-    Document2,
-    Entry2,
-    Mcp2,
-    Model2,
     Named2,
     Output2,
     Page2,
-    Project2,
-    Provider2,
     Session2,
     Shell2,
-    Vcs2,
 )
 from opencode_a2a.rights import PERMISSIONS
 
-T = TypeVar("T")
-
 PAGE: Final = 200
 """Messages that 2.x returns at most."""
-AGENT_SECONDS: Final = 15.0
-"""Seconds in which OpenCode may load its agents after the first call about a directory."""
-POLL_SECONDS: Final = 0.2
 WAKE_SECONDS: Final = 0.5
 """Seconds within which a session continues after its work in the background was stopped, if it
 does. A cancel waits for that, and has to be confirmed within 2 s."""
@@ -152,15 +112,8 @@ MISSING: Final[Missing] = frozenset({"schemas", "todos", "sharing", "workspaces"
 """What no OpenCode 2 has, or not in a way that this service can use."""
 
 
-def _missing(what: str) -> NotInOpenCodeError:
-    return NotInOpenCodeError(f"OpenCode 2 has no {what}")
-
-
-class OpenCode2(Calls):
+class OpenCode2(Catalogues2):
     """The driver of an OpenCode 2; open it with ``async with``."""
-
-    contract = Contract({})
-    """What the server offers; ``opencode.connect`` reads it."""
 
     @property
     def features(self) -> Features:
@@ -197,54 +150,6 @@ class OpenCode2(Calls):
     def parents(self) -> Recent[SessionId, SessionId | None]:
         """The session that each session works for, None if it is nobody's sub-agent."""
         return Recent(KNOWN)
-
-    def place(self, at: Location) -> dict[str, str]:
-        if at.workspace is not None:
-            raise _missing("workspaces; name a directory")
-        return {} if at.directory is None else {"location[directory]": at.directory}
-
-    def not_found(self, path: str, refused: Refusal, detail: str) -> ServiceError:
-        named = path.split("/")[3:4] if path.startswith("/api/session/ses_") else []
-        if refused.tag == "SessionNotFoundError" and named:
-            return SessionNotFoundError(session_id=named[0])
-        return UpstreamNotFoundError(upstream_status=404, detail=detail)
-
-    async def send(self, request: Request) -> HttpResponse:
-        """Send a request, unless the server has no such call: some answer it with a web page."""
-        if not self.contract.serves(request.method.lower(), request.path):
-            named = re.sub(r"/[a-z]{2,3}_\w+", "/{}", request.path)
-            raise _missing(f"{request.method} {named}")
-        return await super().send(request)
-
-    async def data(
-        self,
-        kind: type[T],
-        method: str,
-        path: str,
-        at: Location = HERE,
-        *,
-        query: Query | None = None,
-        body: JsonObject | None = None,
-    ) -> T:
-        """Send a request and return what the response has as ``data``."""
-        return (await self.call(Data[kind], method, path, at, query=query, body=body)).data
-
-    async def do(
-        self,
-        method: str,
-        path: str,
-        body: JsonObject | None = None,
-        at: Location = HERE,
-        *,
-        endless: bool = False,
-        urgent: bool = False,
-    ) -> None:
-        """Send a request whose response says nothing."""
-        encoded = None
-        if body is not None:
-            encoded = orjson.dumps({key: value for key, value in body.items() if value is not None})
-        request = Request(method, path, at, None, encoded, endless, urgent)
-        await self.send(request)
 
     # Sessions
 
@@ -326,7 +231,7 @@ class OpenCode2(Calls):
         return [one for one in found if one.status == "running" and one.metadata.session_id]
 
     async def session_todo(self, session_id: SessionId, *, at: Location = HERE) -> list[Todo]:
-        raise _missing("todo lists")
+        raise missing("todo lists")
 
     async def session_diff(
         self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
@@ -355,7 +260,7 @@ class OpenCode2(Calls):
     async def create_session(self, draft: SessionDraft, *, at: Location = HERE) -> Session:
         """Create a session; the same metadata lead to the same session."""
         if draft.parent_id is not None:
-            raise _missing("new sessions with a parent")
+            raise missing("new sessions with a parent")
         body: JsonObject = {}
         if draft.metadata:
             named = hashlib.sha256(orjson.dumps(draft.metadata)).hexdigest()
@@ -389,7 +294,7 @@ class OpenCode2(Calls):
         A server that has no rules of sessions returns none, by which the caller knows it.
         """
         if changes.time is not None:
-            raise _missing("archive for sessions")
+            raise missing("archive for sessions")
         if changes.title is not None:
             method, path = self.contract.first(RENAME, "title")
             await self.do(method.upper(), _of(session_id, path), {"title": changes.title})
@@ -493,7 +398,7 @@ class OpenCode2(Calls):
         at: Location = HERE,
     ) -> Session:
         if part_id is not None:
-            raise _missing("revert of a part; revert the whole message")
+            raise missing("revert of a part; revert the whole message")
         body: JsonObject = {"messageID": message_id, "files": True}
         await self.do("POST", _path(session_id, "/revert/stage"), body)
         return await self.session(session_id, at=at)
@@ -504,10 +409,10 @@ class OpenCode2(Calls):
         return await self.session(session_id, at=at)
 
     async def share_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        raise _missing("shared sessions")
+        raise missing("shared sessions")
 
     async def unshare_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        raise _missing("shared sessions")
+        raise missing("shared sessions")
 
     # Messages
 
@@ -576,18 +481,7 @@ class OpenCode2(Calls):
         return self.contract.has("get", "/api/shell") and self._leave_work(messages)
 
     def _leave_work(self, messages: Sequence[MessageWithParts]) -> bool:
-        # The call of a tool that has put work into the background stays in the store as it was.
-        left = dict[str, str]()
-        for part in (part for message in messages for part in message.parts):
-            match part:
-                case ToolPart(state=ToolCompleted(metadata=metadata)):
-                    if work := left_in_background(part.tool, metadata):
-                        left[work] = part.call_id
-                case TextPart(synthetic=True):
-                    left = unreported(left, part.text)
-                case _:
-                    pass
-        return not left.keys() <= self.stopped.keys()
+        return not work_left(messages).keys() <= self.stopped.keys()
 
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
@@ -643,7 +537,7 @@ class OpenCode2(Calls):
                 raise UpstreamHttpError(f"OpenCode has no agent {agent}", upstream_status=400)
             await self.do("POST", _path(session_id, "/agent"), {"agent": agent})
         if model is None and variant:  # of the model that will be used
-            used = now.model or await self._default_model(at)
+            used = now.model or await self.default_model(at)
             model = ModelRef(used.provider_id, used.id) if used else None
         if model is not None and (
             now.model is None or now.model.chosen != (model, variant or None)
@@ -662,7 +556,7 @@ class OpenCode2(Calls):
             rules = [PermissionRule(permission=n, pattern="*", action="deny") for n in denied]
             await self._set_rules(session_id, rules)
             if len((await self.session(session_id)).permission) < len(rules):
-                raise _missing("rules of a session, so that tools cannot be taken away")
+                raise missing("rules of a session, so that tools cannot be taken away")
 
     async def _answer(
         self, session_id: SessionId, prompt_id: MessageId | None, at: Location
@@ -761,7 +655,7 @@ class OpenCode2(Calls):
     ) -> None:
         """Answer a permission. ``always`` is refused: 2.x would keep it for good, for everybody."""
         if reply == "always":
-            raise _missing("answer `always` that ends with the session; answer `once`")
+            raise missing("answer `always` that ends with the session; answer `once`")
         asked = _with_id(request_id, await self._permissions(at))
         path = _path(asked.session_id, f"/permission/{checked('per', request_id)}/reply")
         field = "decision" if self.contract.takes(*REPLY, "decision") else "reply"
@@ -779,195 +673,7 @@ class OpenCode2(Calls):
         path = _path(form.session_id, f"/form/{checked('frm', request_id)}/cancel")
         await self.do("POST", path, urgent=True)
 
-    # Catalogues
-
-    async def agents(self, *, at: Location = HERE) -> list[Agent]:
-        """List the agents; OpenCode has none until it has loaded a directory."""
-        found: list[Agent2] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(AGENT_SECONDS):
-                while not (  # noqa: ASYNC110 - no event here
-                    found := await self.data(Readable[Agent2], "GET", "/api/agent", at)
-                ):
-                    await asyncio.sleep(POLL_SECONDS)
-        return [
-            Agent(
-                name=one.id,
-                mode=one.mode,
-                description=one.description,
-                hidden=one.hidden,
-                native=one.id in ("build", "plan", "general", "explore"),
-                model=one.model,
-                permission=[rule_of(rule) for rule in one.permissions],
-            )
-            for one in found
-        ]
-
-    async def commands(self, *, at: Location = HERE) -> list[Command]:
-        return await self.data(Readable[Command], "GET", "/api/command", at)
-
-    async def command_sources(self, *, at: Location = HERE) -> list[CommandSource]:
-        return await self.data(Readable[CommandSource], "GET", "/api/command", at)
-
-    async def config(self, *, at: Location = HERE) -> Config:
-        """Return the default model and, where 2.x tells it, the default agent."""
-        chosen = await self._default_model(at)
-        agent: str | None = None
-        if self.contract.has("get", "/api/config"):
-            documents = await self.call(Readable[Document2], "GET", "/api/config", at)
-            named = [one.info.default_agent for one in documents if one.info.default_agent]
-            agent = named[-1] if named else None
-        model = f"{chosen.provider_id}/{chosen.id}" if chosen else None
-        return Config.model_validate({"model": model, "default_agent": agent})
-
-    async def _default_model(self, at: Location) -> Model2 | None:
-        """Return the default model; OpenCode refuses the call until it has loaded a directory."""
-        for tries_left in range(4, -1, -1):
-            try:
-                found = await self.call(Chosen2, "GET", "/api/model/default", at)
-                return found.data
-            except UpstreamHttpError as error:
-                if not tries_left or "timed out" not in (error.detail or ""):
-                    raise
-        return None
-
-    async def connected_providers(self, *, at: Location = HERE) -> ConnectedProviders:
-        return ConnectedProviders(default=(await self.provider_catalogue(at=at)).default)
-
-    async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
-        """Return the providers that can be used; those of 2.x come without the others."""
-        providers = await self.data(Readable[Provider2], "GET", "/api/provider", at)
-        listed = await self.data(Readable[Model2], "GET", "/api/model", at)
-        models = [
-            ProviderModel(
-                id=one.id,
-                name=one.name or one.id,
-                provider_id=one.provider_id,
-                status=one.status,
-                capabilities=one.capabilities.known(),
-                limit=one.limit,
-            )
-            for one in listed
-        ]
-        found = [
-            Provider(
-                id=one.id,
-                name=one.name or one.id,
-                models={model.id: model for model in models if model.provider_id == one.id},
-            )
-            for one in providers
-        ]
-        default = {one.id: next(iter(one.models)) for one in found if one.models}
-        if (chosen := await self._default_model(at)) is not None:
-            default[chosen.provider_id] = chosen.id
-        return ProviderCatalogue(all=found, default=default, connected=[one.id for one in found])
-
-    # Projects, worktrees, workspaces
-
-    async def projects(self, *, at: Location = HERE) -> list[Project]:
-        found = await self.call(Readable[Project2], "GET", "/api/project")
-        return [_project_of(one) for one in found]
-
-    async def current_project(self, *, at: Location = HERE) -> Project:
-        return _project_of(await self.call(Project2, "GET", "/api/project/current", at))
-
-    async def worktrees(self, *, at: Location = HERE) -> list[str]:
-        raise _missing("worktrees that this service can manage")
-
-    async def create_worktree(
-        self, name: str | None = None, start_command: str | None = None, *, at: Location = HERE
-    ) -> Worktree:
-        raise _missing("worktrees that this service can manage")
-
-    async def remove_worktree(self, directory: str, *, at: Location = HERE) -> bool:
-        raise _missing("worktrees that this service can manage")
-
-    async def reset_worktree(self, directory: str, *, at: Location = HERE) -> bool:
-        raise _missing("worktrees that this service can manage")
-
-    async def workspaces(self, *, at: Location = HERE) -> list[Workspace]:
-        raise _missing("workspaces")
-
-    async def create_workspace(self, draft: WorkspaceDraft, *, at: Location = HERE) -> Workspace:
-        raise _missing("workspaces")
-
-    async def remove_workspace(self, workspace_id: str, *, at: Location = HERE) -> Workspace | None:
-        raise _missing("workspaces")
-
-    # Files and version control
-
-    async def list_files(self, path: str, *, at: Location = HERE) -> list[FileNode]:
-        query: Query = {"path": path}
-        found = await self.data(Readable[Entry2], "GET", "/api/fs/list", at, query=query)
-        return [
-            FileNode(name=name.rpartition("/")[2], path=name, type=one.type)
-            for one in found
-            for name in [one.path.rstrip("/")]
-        ]
-
-    async def read_file(self, path: str, *, at: Location = HERE) -> FileBody:
-        """Return a file, its text without the white space around it; an empty one if it is missing.
-
-        2.x sends its bytes.
-        """
-        request = Request("GET", f"/api/fs/read/{quote(path.removeprefix('./'))}", at)
-        try:
-            content = (await self.send(request)).body
-        except UpstreamNotFoundError:
-            return FileBody(type="text", content="")
-        if b"\0" not in content:
-            with suppress(UnicodeDecodeError):
-                return FileBody(type="text", content=content.decode().strip())
-        mime = mimetypes.guess_type(path)[0]
-        encoded = base64.b64encode(content).decode()
-        return FileBody(type="binary", content=encoded, encoding="base64", mime_type=mime)
-
-    async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
-        raise _missing("search for text in files")
-
-    async def find_files(
-        self, query: str, *, limit: int | None = None, at: Location = HERE
-    ) -> list[str]:
-        given: Query = {"query": query, "limit": limit}
-        found = await self.data(Readable[Entry2], "GET", "/api/fs/find", at, query=given)
-        return [one.path for one in found]
-
-    async def vcs(self, *, at: Location = HERE) -> Vcs:
-        if not self.contract.has("get", "/api/vcs"):
-            return Vcs()
-        branch = (await self.data(Vcs2, "GET", "/api/vcs", at)).branch
-        return Vcs.model_validate({"branch": branch.current, "default_branch": branch.default})
-
-    async def vcs_diff(
-        self, mode: Literal["git", "branch"], *, context: int | None = None, at: Location = HERE
-    ) -> list[FileDiff]:
-        query: Query = {"mode": "working" if mode == "git" else mode, "context": context}
-        return await self.data(Readable[FileDiff], "GET", "/api/vcs/diff", at, query=query)
-
     # The server itself
-
-    async def tool_ids(self, *, at: Location = HERE) -> list[str]:
-        raise _missing("list of its tools")
-
-    async def mcp_status(self, *, at: Location = HERE) -> dict[str, McpStatus]:
-        found = await self.data(Readable[Mcp2], "GET", "/api/mcp", at)
-        return {
-            one.name: McpStatus(status=one.status.status, error=one.status.error) for one in found
-        }
-
-    async def add_mcp(
-        self, name: str, server: McpServer, *, at: Location = HERE
-    ) -> dict[str, McpStatus]:
-        """Offer an MCP server's tools under their own names, not only to programs of the model."""
-        config: JsonObject = server.model_dump(
-            mode="json", by_alias=True, exclude_none=True, exclude={"enabled", "timeout"}
-        )
-        config["codemode"] = False
-        await self.do("PUT", f"/api/mcp/{quote(name, safe='')}", {"config": config}, at)
-        return await self.mcp_status(at=at)
-
-    async def paths(self) -> Paths:
-        return await self.call(Paths, "GET", "/api/location")
 
     async def health(self) -> Health:
         """Raise unless OpenCode answers; where it tells its version differs between releases."""
@@ -1051,10 +757,6 @@ def _session_of(found: Session2) -> Session:
     )
 
 
-def _project_of(found: Project2) -> Project:
-    return Project(id=found.id, worktree=found.canonical or found.directory, vcs=found.vcs)
-
-
 def _index(messages: Sequence[MessageWithParts], prompt_id: MessageId | None) -> int | None:
     """Return where a prompt is among messages; the beginning if it has no id."""
     if prompt_id is None:
@@ -1069,10 +771,10 @@ def _is_prompt(message: Message2) -> bool:
 def _refused(prompt: Prompt) -> NotInOpenCodeError | None:
     """Return why 2.x cannot take a prompt; None if it can."""
     if prompt.format is not None and prompt.format.type == "json_schema":
-        return _missing("answers by a schema; send the message without a schema")
+        return missing("answers by a schema; send the message without a schema")
     kinds = {type(part) for part in prompt.parts}
     if kinds - {TextInput, FileInput}:
-        return _missing("parts of a prompt that name an agent; set the agent of the prompt")
+        return missing("parts of a prompt that name an agent; set the agent of the prompt")
     return None
 
 

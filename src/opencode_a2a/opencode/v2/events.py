@@ -53,6 +53,7 @@ from opencode_a2a.opencode.types import (
     StatusIdle,
     StatusRetry,
 )
+from opencode_a2a.opencode.v2.background import left_in_background, unreported
 from opencode_a2a.opencode.v2.messages import (
     REFUSED,
     Call2,
@@ -60,7 +61,6 @@ from opencode_a2a.opencode.v2.messages import (
     Form2,
     Permission2,
     compaction,
-    left_in_background,
     permission_of,
     prompt_message,
     question_of,
@@ -70,7 +70,6 @@ from opencode_a2a.opencode.v2.messages import (
     text_part,
     tool_part,
     turn_error,
-    unreported,
 )
 from opencode_a2a.opencode.v2.outputs import Running
 

@@ -6,7 +6,7 @@ it is read. Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field
@@ -244,39 +244,6 @@ def tool_part(
         tool=OURS.get(name, name),
         state=state,
     )
-
-
-def left_in_background(tool: str, metadata: JsonObject | None) -> str | None:
-    """Return the command or session that a completed call has put into the background, if any.
-
-    ``tool`` is its name in either generation, and empty if that was not heard. A command that has
-    ended tells how; previews have no ``status``.
-    """
-    match OURS.get(tool, tool), metadata:
-        case _, {"exit": _} | {"timeout": True}:
-            return None
-        case "bash" | "", {"shellID": str(work)}:
-            return work
-        case "task" | "", {"status": "running", "sessionID": str(work)}:
-            return work
-        case _:
-            return None
-
-
-def unreported(background: Mapping[str, str], report: str) -> dict[str, str]:
-    """Return what is left of the work in the background after a message that reports its end.
-
-    It is given by the ids of its commands or sessions, with those of its tool calls: the report of
-    a command names the call, that of a sub-agent its session. Some providers give calls of several
-    steps the same id; then a report is for the earliest.
-    """
-    left = dict(background)
-    for work, call in background.items():
-        named = re.compile(rf"(?<![\w-])({re.escape(work)}|{re.escape(call)})(?![\w-])")
-        if named.search(report):
-            del left[work]
-            report = named.sub("", report, count=1)
-    return left
 
 
 def patches(files: Sequence[Json]) -> str:
