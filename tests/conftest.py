@@ -44,8 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("database", engines, indirect=True, scope="module")
     if "opencode_command" in metafunc.fixturenames:
         # A test without this parameter would need an OpenCode of its own.
-        drivers = [pytest.param(OPENCODE1, id=pytest.HIDDEN_PARAM)]
-        if "OPENCODE_UNDER_TEST" not in os.environ:
+        tried = os.environ.get("OPENCODE_UNDER_TEST")
+        first = OPENCODE2 if tried and Path(tried).name == PREVIEW.name else OPENCODE1
+        drivers = [pytest.param(first, id=pytest.HIDDEN_PARAM)]
+        if tried is None:
             if marked("both_drivers"):
                 drivers.append(pytest.param(OPENCODE2, id=OPENCODE2))
             elif marked("opencode2_only"):
