@@ -190,14 +190,15 @@ async def test_half_an_answer_is_not_called_completed_when_model_and_opencode_en
             first = opencode_pid(program)
             await program.kill()
 
-        # The model ended with the service. Asked to end as well, OpenCode 1 stores the half that it
-        # has without an error, OpenCode 2 with one.
+        # The model ended with the service. Asked to end as well, OpenCode 2 stores the half that it
+        # has with an error. OpenCode 1 stores none, unless it has noticed that the model was gone.
         await program.start(JAVA_HOME="/opt/java")
 
         assert opencode_pid(program) != first
         ended = await caller.ended(before.task.id)
-        error = "UPSTREAM_INTERRUPTED" if driver == "opencode1" else "UPSTREAM_EXECUTION_ERROR"
-        assert (ended.state, ended.error_type) == ("failed", error)
+        errors = {"opencode1": {"UPSTREAM_INTERRUPTED", "UPSTREAM_ABORTED"}}
+        assert ended.state == "failed"
+        assert ended.error_type in errors.get(driver, {"UPSTREAM_EXECUTION_ERROR"})
         assert words.startswith(ended.text)
 
 

@@ -16,22 +16,27 @@ from tests.support.opencode import FakeOpenCode
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 STORED = {"A2A_TASK_STORE_BACKEND": "database"}
-VALUES = [
-    (table, column.name, damaged)
-    for table in (schema.tasks, schema.entries, schema.interrupts)
-    for column in table.columns
-    if isinstance(column.type, sa.LargeBinary)
-    for damaged in ([b"{", b"[]"] if table is schema.entries else [b"{"])
+VALUES: list[tuple[sa.Table, str, bytes | str]] = [
+    *(
+        (table, column.name, damaged)
+        for table in (schema.tasks, schema.entries, schema.interrupts)
+        for column in table.columns
+        if isinstance(column.type, sa.LargeBinary)
+        for damaged in ([b"{", b"[]"] if table is schema.entries else [b"{"])
+    ),
+    *((table, "state", "strange") for table in (schema.tasks, schema.webhooks)),
 ]
 
 
 @pytest.mark.parametrize(("table", "column", "damaged"), VALUES)
 async def test_a_value_that_cannot_be_read_stops_nothing_else(
-    opencode: FakeOpenCode, tmp_path: Path, table: sa.Table, column: str, damaged: bytes
+    opencode: FakeOpenCode, tmp_path: Path, table: sa.Table, column: str, damaged: bytes | str
 ) -> None:
     async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service)
         ended = await caller.send("hello")
+        webhook = {"taskId": ended.id, "url": "https://no-such-host.invalid/"}
+        await caller.method("CreateTaskPushNotificationConfig", webhook)
         opencode.play("permission-once")
         waiting = await caller.send("hello")
         assert (ended.state, waiting.state) == ("completed", "input_required")
@@ -46,6 +51,7 @@ async def test_a_value_that_cannot_be_read_stops_nothing_else(
         calls: list[tuple[str, Any]] = [
             ("ListTasks", {}),
             ("opencode.permissions.list", {}),
+            ("opencode.webhooks.list", {}),
             *(("GetTask", {"id": task.id}) for task in (ended, waiting)),
             ("CancelTask", {"id": waiting.id}),
         ]

@@ -3,7 +3,7 @@
 Webhooks are set by operations of A2A (``tasks.webhooks``), and served by ``push.loop``.
 """
 
-from typing import Literal
+from typing import get_args
 from urllib.parse import urlsplit
 
 from opencode_a2a.a2a.types import timestamp
@@ -11,6 +11,7 @@ from opencode_a2a.errors import TaskNotFoundError, WebhookNotFoundError
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed
 from opencode_a2a.extensions.registry import Access, Condition, Extension
+from opencode_a2a.store.webhooks import HookState
 
 WEBHOOKS = Extension(
     key="webhooks",
@@ -42,7 +43,7 @@ class WebhookItem(Payload):
     id: str
     url: str
     """Without its query, which may hold a secret."""
-    state: Literal["active", "done", "failed"]
+    state: HookState
     attempts: int
     """That failed since the last that succeeded."""
     last_outcome: str | None = None
@@ -79,6 +80,7 @@ async def list_webhooks(call: Call, params: WebhooksParams) -> Items[WebhookItem
             next_at=at(row.next_at),
         )
         for task_id, row in found
+        if row.state in get_args(HookState)  # else the row is damaged
     ]
     return Items(items=items)
 

@@ -16,6 +16,7 @@ from opencode_a2a.log.state import (
     STATE_CHANGES,
     Entry,
     LogEvent,
+    State,
     TaskRef,
     TaskState,
     load_entries,
@@ -111,6 +112,15 @@ def ref_of(row: TaskRow) -> TaskRef:
     return TaskRef(
         TaskId(row.id), ContextId(row.context_id), Principal(row.principal), modes, row.created_at
     )
+
+
+def state_of(row: TaskRow) -> State:
+    """Return the stored state of a task."""
+    try:
+        return State(row.state)
+    except ValueError:
+        logger.error("state of a task could not be read", row=row.id)
+        raise TaskUnreadableError from None
 
 
 def load_task(row: TaskRow) -> TaskState:

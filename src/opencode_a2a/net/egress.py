@@ -39,6 +39,7 @@ LOOKUPS_AT_ONCE = 2
 LOOKUPS_AT_ONCE_PER_CALLER = 1
 
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _SHARED = ip_network("100.64.0.0/10")
 _PRIVATE_V6 = ip_network("fc00::/7")
 _TRANSLATED = (ip_network("64:ff9b::/96"), ip_network("::/96"))
@@ -399,7 +400,12 @@ def _check_host(host: str, rules: Egress) -> None:
         name = host.removesuffix(".").encode("idna").decode("ascii").lower()
     except UnicodeError:  # also for a label that is empty or too long
         name = ""
-    if len(name) > MAX_NAME or not all(map(_LABEL.fullmatch, name.split("."))):
+    try:
+        # What ends in a number is an address in an old form, such as 127.1, or nothing.
+        exists = not _NUMBER.fullmatch(name.split(".")[-1]) or bool(socket.inet_aton(name))
+    except OSError:
+        exists = False
+    if not exists or len(name) > MAX_NAME or not all(map(_LABEL.fullmatch, name.split("."))):
         raise EgressError("The host in the URL is neither an address nor a name that can exist")
     if not rules.allow_private and name.split(".")[-1] == "localhost":  # RFC 6761
         raise EgressError("The host is not at a public address")

@@ -95,7 +95,9 @@ class NoticeSender:
             return None
         if isinstance(what.event, Interrupted):
             asked = await self._database.read(interrupts.find, what.event.request_id)
-            if asked is None or asked.resolution is not None or asked.expires_at <= now_ms():
+            if asked is None or asked.task_id != ref.id or asked.resolution is not None:
+                return None
+            if asked.expires_at <= now_ms():
                 return None
             subject = Subject(asked.request_id, asked.principal, asked.expires_at)
             deadline = asked.expires_at

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from opencode_a2a.bounds import Recent
 from opencode_a2a.log.log import LogForgottenError, TaskLog
-from opencode_a2a.log.state import Entry, State, TaskState
-from opencode_a2a.log.stored import Replay, load_task, ref_of, stored_changes
+from opencode_a2a.log.state import Entry, TaskState
+from opencode_a2a.log.stored import Replay, load_task, ref_of, state_of, stored_changes
 from opencode_a2a.push.notification import Notification
 from opencode_a2a.store import tasks
 from opencode_a2a.store.database import Database
@@ -60,7 +60,7 @@ class Changes:
         if entry is None:
             changes = await stored_changes(self._database, task.no, ref, row.acked)
             if not changes:
-                if not State(task.state).terminal:
+                if not state_of(task).terminal:
                     raise LogForgottenError(task.id)
                 state = load_task(task)
                 return Notification(ref, max(state.seq, row.changed), True, state, whole)
@@ -85,7 +85,7 @@ class Changes:
         task = await self._database.read_until_available(tasks.load_by_number, row.task_no)
         if task is None:
             return row.acked
-        if State(task.state).terminal:  # and the webhook has not been told yet
+        if state_of(task).terminal:  # and the webhook has not been told yet
             return max(load_task(task).seq, row.acked + 1)
         return (await self._state(task)).last_change
 
@@ -93,6 +93,6 @@ class Changes:
         """Return a task with nothing in it that is not stored."""
         if (running := self._open.get(task.id)) is not None:
             return await running.log.firm_state()
-        if State(task.state).terminal:
+        if state_of(task).terminal:
             return load_task(task)
         return await Replay(self._database, task.no, ref_of(task)).all()

@@ -39,8 +39,8 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import Owner, Principal, TaskId
 from opencode_a2a.log.log import LogWriter, ReadableLog, TaskLog
 from opencode_a2a.log.remote import RemoteLogs
-from opencode_a2a.log.state import State, Status
-from opencode_a2a.log.stored import load_task
+from opencode_a2a.log.state import Status
+from opencode_a2a.log.stored import load_task, state_of
 from opencode_a2a.messages import NO_ROUTING, Added, Answered, Message, TurnRequest
 from opencode_a2a.rights import FULL, NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
@@ -413,7 +413,7 @@ class OpenTasks:
         if task is not None:
             return task.log, None if task.ended else self._fleet.where(task.member.name)
         row = await self.row(principal, task_id)
-        ended = State(row.state).terminal
+        ended = state_of(row).terminal
         return await self.log_of(row), None if ended else self._fleet.where(row.upstream)
 
     async def log_of(self, row: TaskRow) -> ReadableLog:
@@ -422,7 +422,7 @@ class OpenTasks:
         if task is not None:
             await task.log.firm_state()
             return task.log
-        if not State(row.state).terminal:  # another replica runs it, or it has just ended
+        if not state_of(row).terminal:  # another replica runs it, or it has just ended
             return await self._remote_logs.log(row)
         return ReadableLog(row.no, load_task(row), self._database)
 

@@ -34,13 +34,12 @@ from opencode_a2a.log.state import (
     TERMINAL,
     Accepted,
     Recovered,
-    State,
     TaskState,
     Unknown,
     dump_entries,
     load_request,
 )
-from opencode_a2a.log.stored import Replay, load_task, ref_of
+from opencode_a2a.log.stored import Replay, load_task, ref_of, state_of
 from opencode_a2a.messages import NO_ROUTING, Added, Answered
 from opencode_a2a.store import callers, interrupts, replicas, webhooks
 from opencode_a2a.store import tasks as task_rows
@@ -245,7 +244,7 @@ async def _read_logged_turn(
 async def _after_unreadable(database: Database, row: TaskRow) -> TaskState:
     """Return a task that cannot be read, so that entries can follow those that it has."""
     state = TaskState(ref_of(row))
-    state.status = replace(state.status, state=State(row.state), at=row.updated_at)
+    state.status = replace(state.status, state=state_of(row), at=row.updated_at)
     while segments := await database.read(task_rows.load_segments, row.no, state.seq + 1):
         state.seq = segments[-1].last_seq
     return state

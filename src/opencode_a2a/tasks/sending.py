@@ -52,7 +52,7 @@ from opencode_a2a.log.state import (
     dump_entries,
     load_request,
 )
-from opencode_a2a.log.stored import load_task
+from opencode_a2a.log.stored import load_task, state_of
 from opencode_a2a.messages import (
     NO_ROUTING,
     Added,
@@ -598,7 +598,7 @@ class Sending:
             earlier = await self._earlier(command, task_id)
             row = earlier or await self._open.row(command.principal, task_id)
             task = self._open.get(row.id)
-            if task is None and not State(row.state).terminal:
+            if task is None and not state_of(row).terminal:
                 raise MovedError(row.upstream)
             if earlier is not None:
                 if task is not None and task.interrupts is not None:

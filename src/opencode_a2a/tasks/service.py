@@ -24,6 +24,7 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     StreamEndedError,
     TaskNotCancelableError,
+    TaskUnreadableError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.ids import Principal
@@ -170,12 +171,13 @@ class TaskService:
         tasks: list[TaskState] = []
         for row in found[: query.size]:
             task = self.open.get(row.id)
-            if not whole or State(row.state).terminal:
+            if not whole:
                 tasks += readable_tasks([row])
             elif task is not None:
                 tasks.append(await task.log.firm_state())
             else:
-                tasks.append((await self.remote_logs.log(row)).state)
+                with suppress(TaskUnreadableError):
+                    tasks.append((await self.open.log_of(row)).state)
         token = ""
         if len(found) > query.size:
             last = found[query.size - 1]
