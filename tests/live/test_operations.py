@@ -90,7 +90,7 @@ async def test_a_stop_answers_a_send_that_waits(
         waiting = group.create_task(refused(caller, prompt, message_id))
         await backstage.reached(gate)
         assert await program.stop() == 0
-    assert "The task continues" in waiting.result().message
+    assert "The task is kept" in waiting.result().message
 
     await program.start()
     await backstage.open(gate)

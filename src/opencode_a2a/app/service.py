@@ -209,6 +209,7 @@ class Service:
         hurried.cancel()
         if not letting_go.done():
             await parts.ownership.let_go(0)
+            letting_go.cancel()
 
         # What is open now stays open, and is printed.
         if self.keeps_waiting:

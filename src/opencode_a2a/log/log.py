@@ -105,7 +105,7 @@ UNSTORABLE = Failure(
     "Something that belongs to the task cannot be stored, so that it was stopped. The log of the "
     "service says what. Send the message again.",
 )
-DRAINED = "The service is shutting down. The task continues; fetch it later, or send it again."
+DRAINED = "The service is shutting down. The task is kept; fetch it later, or send it again."
 
 WriteEntries = Callable[[list[Entry]], bool]
 """Writes entries to a client at once; False if the client cannot take them now."""
