@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
+from opencode_a2a.cluster.ownership import Ownership
 from opencode_a2a.config import InterruptSettings
 from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
@@ -919,3 +920,33 @@ async def test_a_queued_turn_whose_session_was_deleted_during_a_restart_goes_on_
 
     assert (failed.state, opencode.texts) == ("failed", ["one", "two"])
     assert (ended.state, ended.session_id != session_id) == ("completed", True)
+
+
+async def test_a_stop_stores_what_is_open_whatever_goes_wrong_before(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+
+    async def fail(self: Ownership, seconds: float) -> None:
+        raise RuntimeError("broken")
+
+    async def close(self: OpenTasks) -> None:
+        stored.append(len(self.all()))
+        await whole(self)
+
+    whole = OpenTasks.close
+    monkeypatch.setattr(OpenTasks, "close", close)
+    monkeypatch.setattr(Ownership, "let_go", fail)
+    hold = opencode.hold()
+    with capture_logs() as logs:
+        async with started(opencode, tmp_path, **STORED) as service:
+            task = await Caller(service).begin("hello")
+            async with asyncio.timeout(60):
+                await hold.reached.wait()
+    monkeypatch.undo()
+    opencode.release()
+
+    assert stored == [1]
+    assert "a step of the stop failed" in [log["event"] for log in logs]
+    async with started(opencode, tmp_path, **STORED) as service:
+        assert (await Caller(service).ended(task.id)).state == "completed"

@@ -7,8 +7,8 @@ To follow it from the settings on: ``process.serve`` makes a ``Service`` and run
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from opencode_a2a.web.oidc import Issuer
 
 logger = structlog.get_logger(__name__)
+
+
+@contextmanager
+def _whatever_happens(what: str) -> Generator[None]:
+    """Go on with the next step of the stop, whatever goes wrong in this one."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a step of the stop failed", step=what)
 
 
 class Service:
@@ -203,36 +212,43 @@ class Service:
         answering = asyncio.create_task(server.shutdown() if server.started else asyncio.sleep(0))
 
         # Calls that need an OpenCode end: nothing begins from here on. At a second signal, at once.
-        letting_go = asyncio.create_task(parts.ownership.let_go(grace))
-        hurried = asyncio.create_task(server.hurried.wait())
-        await asyncio.wait([letting_go, hurried], return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        if not letting_go.done():
-            await parts.ownership.let_go(0)
-            letting_go.cancel()
+        with _whatever_happens("letting go of OpenCode"):
+            letting_go = asyncio.create_task(parts.ownership.let_go(grace))
+            hurried = asyncio.create_task(server.hurried.wait())
+            await asyncio.wait([letting_go, hurried], return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            if not letting_go.cancel():
+                letting_go.result()
+            else:
+                await parts.ownership.let_go(0)
 
         # What is open now stays open, and is printed.
-        if self.keeps_waiting:
-            parts.keep_opencodes()
-        if self._report is not None:
-            with suppress(OSError):  # the terminal may be gone
-                telemetry.OPERATOR.info("stopping", **self._report.stopping())
+        with _whatever_happens("telling what is open"):
+            if self.keeps_waiting:
+                parts.keep_opencodes()
+            if self._report is not None:
+                with suppress(OSError):  # the terminal may be gone
+                    telemetry.OPERATOR.info("stopping", **self._report.stopping())
 
         # Turns are left to OpenCode, and what they have said is stored; then another replica may
         # have them. A slow database gets as long as the requests. It takes nothing from a replica
         # that was declared gone.
-        await parts.ownership.stop_following()
-        try:
-            async with asyncio.timeout(0 if parts.database.fenced else grace):
-                await parts.tasks.open.close()
-                await parts.ownership.hand_over()
-        except (TimeoutError, StoreUnavailableError):
-            logger.error("some events could not be stored before the end")
+        with _whatever_happens("storing what is open"):
+            await parts.ownership.stop_following()
+        with _whatever_happens("storing what is open"):
+            try:
+                async with asyncio.timeout(0 if parts.database.fenced else grace):
+                    await parts.tasks.open.close()
+                    await parts.ownership.hand_over()
+            except (TimeoutError, StoreUnavailableError):
+                logger.error("some events could not be stored before the end")
 
         # What nobody follows in an OpenCode that is kept is stopped. Only now: the end of one turn
         # would have begun the next of its session.
-        await answering
-        await parts.stop_unwatched()
+        with _whatever_happens("answering the last requests"):
+            await answering
+        with _whatever_happens("stopping what nobody follows"):
+            await parts.stop_unwatched()
         await parts.ownership.close()
 
     @asynccontextmanager

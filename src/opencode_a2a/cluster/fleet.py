@@ -127,6 +127,11 @@ class Member:
     def held(self) -> bool:
         return bool(self._holders)
 
+    @property
+    def cannot_be_repeated(self) -> bool:
+        """Whether a call holds it that must not be carried out twice."""
+        return not all(self._holders.values())
+
     async def let_go(self, seconds: float = 0.0, repeatable: float = 0.0) -> None:
         """Stop being its owner: nobody can hold it any more, and those who do are canceled.
 

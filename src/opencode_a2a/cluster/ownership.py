@@ -249,7 +249,9 @@ class Ownership:
         # One that is only being taken is not handed over: its last owner may have lost something.
         self._owned_last += self._fleet.owned()
         listed, members = self._listed_elsewhere(), self._fleet.members.values()
-        soon = min(seconds, REPEAT_SECONDS)
+        # They are asked again once all is handed over, for which the last call is waited for.
+        waits = any(member.cannot_be_repeated for member in members)
+        soon = seconds if waits else min(seconds, REPEAT_SECONDS)
         ends = [one.let_go(seconds, soon if one.name in listed else seconds) for one in members]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds + STOP_SECONDS):
@@ -491,11 +493,13 @@ class Ownership:
         """Leave an OpenCode to another replica, with everything stored and nothing running here."""
         member = ownership.member
         logger.warning("OpenCode left to another replica", upstream=member.name)
+        self._owned_last.append(member.name)  # should the service be stopped meanwhile
         await member.let_go()
         await self._work.leave(member)
         await ownership.running.aclose()
         member.renew()
         await self._database.write_until_stored(replicas.hand_over, me, [member.name])
+        self._owned_last.remove(member.name)
         self._database.notify("u")
 
     async def _end_abandoned(self, me: int, names: Sequence[str]) -> None:

@@ -291,6 +291,8 @@ class WorkInterrupts:
                 logger.warning("interrupt not answered", request_id=request_id, error=error.message)
                 if late and interrupt.waits and _refused(error):  # then the default answer is next
                     interrupt.stage, interrupt.given = Stage.WAITING, None
+                    if answer.by != CLOCK:
+                        self.wake()
         if self._needs_reconcile:
             self._needs_reconcile = False
             return AfterAttend.RECONCILE
