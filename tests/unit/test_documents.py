@@ -71,8 +71,8 @@ FOREIGN_NAMES = {
 """Names in the page about the architecture that are A2A's, systemd's, Google's and OpenCode's."""
 
 
-def names_in(path: Path) -> tuple[set[str], dict[str, set[str]]]:
-    """Return everything that a module names, and the same for each of its classes."""
+def names_in(path: Path) -> tuple[set[str], dict[str, tuple[set[str], set[str]]]]:
+    """Return everything that a module names, and for each class the same and its bases."""
 
     def named(tree: ast.AST) -> set[str]:
         found: set[str] = set()
@@ -90,7 +90,10 @@ def names_in(path: Path) -> tuple[set[str], dict[str, set[str]]]:
 
     tree = ast.parse(path.read_text())
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    return named(tree), {node.name: named(node) for node in classes}
+    return named(tree), {
+        node.name: (named(node), {base.id for base in node.bases if isinstance(base, ast.Name)})
+        for node in classes
+    }
 
 
 def test_what_the_pages_about_the_architecture_name_exists() -> None:
@@ -101,14 +104,21 @@ def test_what_the_pages_about_the_architecture_name_exists() -> None:
     }
     everything = set[str]().union(*(names for names, _ in modules.values()))
     members: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
     for _, classes in modules.values():
-        for kind, names in classes.items():  # several modules may have a class of that name
+        for kind, (names, above) in classes.items():  # several modules may have a class of a name
             members.setdefault(kind, set()).update(names)
+            bases.setdefault(kind, set()).update(above - {kind})
+
+    def has(kind: str, member: str) -> bool:
+        return member in members.get(kind, ()) or any(
+            has(base, member) for base in bases.get(kind, ())
+        )
 
     def exists(name: str) -> bool:
         head, _, member = name.partition(".")
         if head in members and member:
-            return member in members[head]
+            return has(head, member)
         ours = re.match(r"_[a-z]|[A-Z][a-z]+[A-Z]|[a-z]+_[a-z]", name)
         return not ours or name in everything or name in FOREIGN_NAMES
 
