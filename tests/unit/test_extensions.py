@@ -327,6 +327,10 @@ def test_the_declared_metadata_are_those_that_are_written() -> None:
         for group in groups
     }
     assert session["session_fields"] == declared_["session_fields"]
+    lists: dict[str, list[str]] = {
+        name: fields for name, fields in declared_.items() if name.endswith("_fields")
+    }
+    assert {name: fields for name, fields in lists.items() if len({*fields}) < len(fields)} == {}
 
 
 def test_a_published_result_requires_what_is_always_written() -> None:

@@ -141,7 +141,6 @@ _TOOL_FIELDS = ("call_id", "tool", "status", "title", "input", "output", "error"
 _INTERRUPT_FIELDS = (
     "request_id", "number", "type", "phase", "session_id", "details",
     "asked_at", "expires_at", "default", "waiting", "resolution", "by", "scope", "reason",
-    "scope",
 )  # fmt: skip
 _DETAIL_FIELDS = (
     "permission", "patterns", "always", "replies", "scopes", "questions",
