@@ -37,7 +37,7 @@ from opencode_a2a.log.state import (
 )
 from opencode_a2a.log.stored import Replay, ref_of
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.store import listener
+from opencode_a2a.store import postgres_listener
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, make_engine
 from opencode_a2a.store.engine import ConnectionOptions, Replica
@@ -56,7 +56,7 @@ FOR_EVER = ConnectionOptions(poll_seconds=60.0)
 
 @pytest.fixture(autouse=True)
 def _no_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(postgres_listener, "LOOK_SECONDS", 60.0)
 
 
 def grew(text: str, *, opens: bool = False) -> TextGrew:
@@ -250,7 +250,7 @@ async def test_a_slow_reader_falls_behind_the_tail_and_catches_up(tmp_path: Path
 async def test_what_is_told_and_not_heard_is_found_by_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_listener, "LOOK_SECONDS", 0.1)
 
     def notify(_: LogWriter, numbers: list[int]) -> None:
         """Lose it."""

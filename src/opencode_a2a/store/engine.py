@@ -27,7 +27,7 @@ from opencode_a2a.databases import DatabaseKind
 from opencode_a2a.store.replicas import MAIL_FORMAT, ReplicaRow, UpstreamRow
 
 if TYPE_CHECKING:
-    from opencode_a2a.store.listener import Notifications
+    from opencode_a2a.store.postgres_listener import Notifications
 
 T = TypeVar("T")
 

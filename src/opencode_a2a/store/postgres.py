@@ -31,7 +31,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from opencode_a2a import metrics
 from opencode_a2a.clock import SHARED_CLOCK, Lease
 from opencode_a2a.databases import kind_of
-from opencode_a2a.store import connections, replicas, schema
+from opencode_a2a.store import replicas, schema
 from opencode_a2a.store.database import Prepared, run_group
 from opencode_a2a.store.engine import (
     ABANDONED,
@@ -45,7 +45,12 @@ from opencode_a2a.store.engine import (
     cause,
     driver_error,
 )
-from opencode_a2a.store.listener import CHANNEL, Listener, Notifications
+from opencode_a2a.store.postgres_connections import (
+    SPARE_SECONDS,
+    BoundedConnection,
+    SilentServerError,
+)
+from opencode_a2a.store.postgres_listener import CHANNEL, Listener, Notifications
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.store.schema import (
     STEPS,
@@ -201,7 +206,7 @@ class Postgres(Engine):
             with self._begin(connection):
                 # A large database takes its time, and other processes that start wait for it.
                 run, session = connection.exec_driver_sql, _session(connection)
-                usual, session.limit = session.limit, MIGRATION_SECONDS + connections.SPARE_SECONDS
+                usual, session.limit = session.limit, MIGRATION_SECONDS + SPARE_SECONDS
                 run(f"SET LOCAL statement_timeout = '{MIGRATION_SECONDS}s'")
                 run("SET LOCAL lock_timeout = '10min'")
                 run("SET LOCAL idle_in_transaction_session_timeout = 0")
@@ -248,9 +253,9 @@ class Postgres(Engine):
     def _hears(self, listening: str) -> bool:
         """Whether a notification reaches a connection that listens."""
         channel = f"opencode_a2a_{secrets.token_hex(8)}"  # which nobody else uses
-        with connections.BoundedConnection.connect(listening, autocommit=True) as listener:
+        with BoundedConnection.connect(listening, autocommit=True) as listener:
             listener.execute(f"LISTEN {channel}".encode())
-            with connections.BoundedConnection.connect(self._conninfo, autocommit=True) as other:
+            with BoundedConnection.connect(self._conninfo, autocommit=True) as other:
                 other.execute("SELECT pg_notify(%s, '')", (channel,))
             return any(listener.notifies(timeout=ECHO_SECONDS, stop_after=1))
 
@@ -311,12 +316,12 @@ class Postgres(Engine):
 
     # Connections
 
-    def _connect(self) -> connections.BoundedConnection:
+    def _connect(self) -> BoundedConnection:
         deadline = time.monotonic() + STARTING_SECONDS
         while True:
             try:
                 # A statement that is prepared in one connection of a pooler is unknown in the next.
-                connection = connections.BoundedConnection.connect(
+                connection = BoundedConnection.connect(
                     self._conninfo, prepare_threshold=None if self._options.pooled else 5
                 )
                 if not self._options.pooled:  # else every transaction sets ours
@@ -370,7 +375,7 @@ class Postgres(Engine):
                     with self._begin(connection):
                         return fn(connection)
                 except self.failures as error:
-                    if isinstance(driver_error(error), connections.SilentServerError):
+                    if isinstance(driver_error(error), SilentServerError):
                         # The others of the pool may hang too, and nobody should wait for each.
                         self._read_engine.dispose()
                         raise
@@ -573,8 +578,8 @@ def _state(error: Exception) -> str | None:
     return raised.sqlstate if isinstance(raised, psycopg.Error) else None
 
 
-def _session(connection: Connection) -> connections.BoundedConnection:
-    return cast("connections.BoundedConnection", connection.connection.driver_connection)
+def _session(connection: Connection) -> BoundedConnection:
+    return cast("BoundedConnection", connection.connection.driver_connection)
 
 
 def _broken(connection: Connection) -> bool:

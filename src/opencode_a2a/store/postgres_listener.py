@@ -21,7 +21,7 @@ import structlog
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.clock import Lease
-from opencode_a2a.store.connections import AsyncConnection
+from opencode_a2a.store.postgres_connections import AsyncConnection
 from opencode_a2a.store.replicas import LIFE_LOCK, Census
 
 logger = structlog.get_logger(__name__)

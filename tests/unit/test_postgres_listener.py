@@ -8,8 +8,8 @@ from typing import Any, Self
 import pytest
 
 from opencode_a2a.clock import Lease
-from opencode_a2a.store import listener
-from opencode_a2a.store.listener import Listener
+from opencode_a2a.store import postgres_listener
+from opencode_a2a.store.postgres_listener import Listener
 
 BEAT_SECONDS = 0.01
 
@@ -65,7 +65,7 @@ async def test_a_beat_that_comes_when_its_time_is_over_opens_another_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     LateConnection.again, LateConnection.beats = asyncio.Event(), []
-    monkeypatch.setattr(listener, "AsyncConnection", LateConnection)
+    monkeypatch.setattr(postgres_listener, "AsyncConnection", LateConnection)
     listening = asyncio.create_task(Listener("", 60.0, Heard()).run())
     heard = asyncio.create_task(LateConnection.again.wait())
     async with asyncio.timeout(60):
