@@ -250,29 +250,15 @@ class Deliveries:
 
         Return False if the webhook was deleted, or another attempt was asked for.
         """
-        database, destination = self._database, delivery.destination
+        destination = delivery.destination
         while True:
-            row = delivery.row
-            if destination.failures and row.failing_since is None:
-                # The webhook counts as failing from now on, without an attempt of its own. A new
-                # notification is a reason to try a receiver that may be back, for all that wait.
-                destination.hurry(RETRIES.first)
-                now = now_ms()
-                delivery.row = replace(
-                    row,
-                    failing_since=now,
-                    next_at=now + int(destination.wait * 1000),
-                    last_outcome=destination.outcome,
-                )
-                if not await database.write_until_stored(
-                    webhooks.update, database.replica, delivery.row, row, keep=True
-                ):
-                    return False
-                row = delivery.row
+            begins_to_fail = destination.failures and delivery.row.failing_since is None
+            if begins_to_fail and not await self._note_failing(delivery):
+                return False
             seconds = None
-            if row.failing_since is not None:
+            if (since := delivery.row.failing_since) is not None:
                 given = self._settings.give_up_hours * 3600
-                seconds = max(0.0, given - (now_ms() - row.failing_since) / 1000)
+                seconds = max(0.0, given - (now_ms() - since) / 1000)
             try:
                 async with asyncio.timeout(seconds):
                     if await destination.enter(stack):
@@ -282,6 +268,24 @@ class Deliveries:
         await stack.enter_async_context(delivery.slots)
         await stack.enter_async_context(self._slots)
         return True
+
+    async def _note_failing(self, delivery: Delivery) -> bool:
+        """Count a webhook as failing from now on, without an attempt: its host is unreachable.
+
+        Return False if it was deleted, or another attempt was asked for.
+        """
+        destination, before, now = delivery.destination, delivery.row, now_ms()
+        # A new notification is a reason to try a receiver that may be back, for all that wait.
+        destination.hurry(RETRIES.first)
+        delivery.row = replace(
+            before,
+            failing_since=now,
+            next_at=now + int(destination.wait * 1000),
+            last_outcome=destination.outcome,
+        )
+        return await self._database.write_until_stored(
+            webhooks.update, self._database.replica, delivery.row, before, keep=True
+        )
 
     async def _send_next(
         self, row: HookRow, task: TaskRow, destination: Destination
