@@ -170,7 +170,7 @@ def seen(entries: list[Entry]) -> list[tuple[int, int, object, object]]:
 async def test_readers_elsewhere_are_given_what_the_writer_stores(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         near, far = LogReader(log, Cursor(1)), LogReader(remote, Cursor(1))
         reading = asyncio.gather(read_all(near), read_all(far))
         pushed = list[Entry]()
@@ -202,8 +202,8 @@ async def test_what_was_stored_before_is_there_when_the_log_is_asked_for(tmp_pat
         log, row = await sides.task()
         await log.append([Started(), grew("a", opens=True), Started()])
 
-        first = await sides.remote.log(row)
-        again = await sides.remote.log(row)
+        first = await sides.remote.opened(row)
+        again = await sides.remote.opened(row)
         before = first.state.seq
         await log.append([Started()])  # of which nothing is heard here yet
         await first.firm_state()
@@ -220,7 +220,7 @@ async def test_a_reader_may_resume_with_what_is_shown_where_the_task_runs_but_no
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         log.append_now([grew("shown", opens=True)])
         ahead, lost = Cursor(log.state.seq), Cursor(log.state.seq + 5)
 
@@ -236,7 +236,7 @@ async def test_a_reader_may_resume_with_what_is_shown_where_the_task_runs_but_no
 async def test_a_slow_reader_falls_behind_the_tail_and_catches_up(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         slow = LogReader(remote, Cursor(1))
         for place in range(live.TAIL * 3):
             await log.append([grew(str(place), opens=place == 0)])
@@ -258,7 +258,7 @@ async def test_what_is_told_and_not_heard_is_found_by_looking(
     monkeypatch.setattr(LogWriter, "notify", notify)
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         for place in range(5):
             await log.append([Started(), grew(str(place), opens=place == 0)])
@@ -281,7 +281,7 @@ async def test_a_deaf_listener_is_noticed_and_looked_for_until_it_hears_again(
         replica = Replica("one", lease_seconds=0.4)  # beats every 0.1 s
         async with both(tmp_path, ConnectionOptions(poll_seconds=0.05), url, replica) as sides:
             log, row = await sides.task()
-            remote = await sides.remote.log(row)
+            remote = await sides.remote.opened(row)
             reader = LogReader(remote, Cursor(1))
             await log.append([Started()])
             assert len(await told(reader, 1)) == 1
@@ -301,7 +301,7 @@ def hears() -> bool:
 async def test_a_broken_connection_is_made_anew_and_all_is_looked_at(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         looked = asyncio.Event()
         sides.database.listeners.append(lambda text: None if text else looked.set())
@@ -320,8 +320,10 @@ async def test_a_broken_connection_is_made_anew_and_all_is_looked_at(tmp_path: P
 async def test_a_log_that_nobody_reads_is_let_go_after_a_minute(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        kept = weakref.ref(await sides.remote.log(row))
-        reading = asyncio.create_task(read_all(LogReader(await sides.remote.log(row), Cursor(1))))
+        kept = weakref.ref(await sides.remote.opened(row))
+        reading = asyncio.create_task(
+            read_all(LogReader(await sides.remote.opened(row), Cursor(1)))
+        )
         await asyncio.sleep(0)
         sides.now += KEPT_SECONDS + 1
         sides.remote.release()
@@ -340,14 +342,14 @@ async def test_a_log_that_nobody_reads_is_let_go_after_a_minute(tmp_path: Path) 
             await asyncio.sleep(0.01)
             gc.collect()
         await log.append([Finished(Outcome.COMPLETED)])
-        assert (await sides.remote.log(row)).end_shown
+        assert (await sides.remote.opened(row)).end_shown
 
 
 async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         asked = asyncio.create_task(remote.until_stopped(log.state.seq))
         drained = asyncio.create_task(remote.until_stopped(log.state.seq + 1))
         await asyncio.sleep(0)
@@ -362,7 +364,7 @@ async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path
         assert ended.value.data["cause"] == "drained"
         _, other = await sides.task("another")
         with pytest.raises(StreamEndedError):
-            await (await sides.remote.log(other)).until_stopped(0)
+            await (await sides.remote.opened(other)).until_stopped(0)
 
 
 def asks(number: int) -> Interrupted:
@@ -379,7 +381,7 @@ async def test_what_a_reader_elsewhere_was_shown_is_told_to_the_one_who_runs_the
         log, row = await sides.task()
         await log.append([Started(), asks(1)])
 
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         unread = remote.seen.newest, sides.remote.answerable(Principal("alice"))
         LogReader(remote)  # is given the task as it is
         await heard(sides.database, "then")
@@ -394,7 +396,7 @@ async def test_readers_go_on_when_another_process_takes_the_task_over(tmp_path: 
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reader = LogReader(remote, Cursor(1))
         reading = asyncio.create_task(read_all(reader))
         pushed = list[Entry]()
@@ -418,7 +420,7 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         waiting = asyncio.create_task(remote.until_stopped(0))
         await asyncio.sleep(0)
@@ -441,7 +443,7 @@ async def test_a_log_that_is_fed_by_this_process_is_not_read_again(
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote, read = await sides.remote.log(row), list[int]()
+        remote, read = await sides.remote.opened(row), list[int]()
         own = TaskLog(row.no, (await sides.replayed(row)).state, sides.writer, sides.database)
         sides.remote.logs[own.no].taken_over(own)
         await own.append([Recovered("taken over")])
@@ -470,7 +472,7 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reading = asyncio.create_task(told(LogReader(remote, Cursor(2)), 2))
         await asyncio.sleep(0)
         sides.database.census = Census()
@@ -492,7 +494,7 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         bad, bad_row = await sides.task("bad")
-        readers = [LogReader(await sides.remote.log(one), Cursor(1)) for one in (row, bad_row)]
+        readers = [LogReader(await sides.remote.opened(one), Cursor(1)) for one in (row, bad_row)]
         good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
         await asyncio.sleep(0)
         segment = Segment(bad.no, *unreadable)
@@ -514,7 +516,7 @@ async def test_more_than_is_read_at_once_is_read_one_after_the_other(
     monkeypatch.setattr(remote_module, "LOGS", 4)
     async with both(tmp_path) as sides:
         tasks = [await sides.task(str(number)) for number in range(6)]
-        readers = [LogReader(await sides.remote.log(row), Cursor(1)) for _, row in tasks]
+        readers = [LogReader(await sides.remote.opened(row), Cursor(1)) for _, row in tasks]
         reading = [asyncio.create_task(read_all(reader)) for reader in readers]
         for _ in range(5):
             sides.database.dispatch("")
@@ -529,7 +531,7 @@ async def test_more_than_is_read_at_once_is_read_one_after_the_other(
 async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         later = [
             [1, "Unheard", {"of": 1}],
@@ -557,7 +559,7 @@ async def test_a_task_that_is_seen_before_its_own_process_has_it_is_followed_on(
     """With SQLite too, a list may find a row before whoever stored it is told so."""
     async with both(tmp_path, ConnectionOptions(), "sqlite://") as sides:
         log, row = await sides.task()
-        remote = await sides.remote.log(row)
+        remote = await sides.remote.opened(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         remote.taken_over(log)
         await log.append([Started()])
@@ -571,12 +573,14 @@ async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> Non
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        reading = asyncio.create_task(read_all(LogReader(await sides.remote.log(row), Cursor(1))))
+        reading = asyncio.create_task(
+            read_all(LogReader(await sides.remote.opened(row), Cursor(1)))
+        )
         await log.append([Finished(Outcome.COMPLETED)])
         ended_before = len(await reading)
         other, other_row = await sides.task("other")
         await other.append([grew("lost", opens=True), Started()])
-        readers = [LogReader(await sides.remote.log(other_row), Cursor(1)) for _ in range(2)]
+        readers = [LogReader(await sides.remote.opened(other_row), Cursor(1)) for _ in range(2)]
         await told(readers[0], 2)
         waiting = asyncio.create_task(readers[0].next())
         await asyncio.sleep(0)
@@ -592,11 +596,13 @@ async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> Non
         sides.database.dispatch("")
         with pytest.raises(StreamEndedError) as ended:
             await waiting
-        anew = await sides.remote.log(other_row)
+        anew = await sides.remote.opened(other_row)
 
         assert ended.value.data["cause"] == "moved"
         assert (anew.state.seq, anew.state.epoch) == (3, 1)
-        assert (await sides.remote.log(row)).end_shown  # it had ended, so that nothing can change
+        assert (
+            await sides.remote.opened(row)
+        ).end_shown  # it had ended, so that nothing can change
         assert ended_before == 2
 
 
@@ -660,7 +666,7 @@ async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_conn
             options = ConnectionOptions(True, listen_url, poll_seconds)
             async with both(tmp_path, options, url) as sides:
                 log, row = await sides.task(f"task {listen_url is None}")
-                remote = await sides.remote.log(row)
+                remote = await sides.remote.opened(row)
                 reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
                 for place_in_log in range(8):  # the driver prepares what comes for the sixth time
                     await log.append([Started(), grew("x", opens=place_in_log == 0)])

@@ -194,9 +194,9 @@ class Service:
     async def _stop(self) -> None:
         """Stop, from the first reader that is told to the last entry that is stored.
 
-        Then ``running`` ends the loops, of which calls of other replicas and webhooks that are
-        being told get a second, and closes what is open: the OpenCodes, which end or are kept, and
-        at last the database, which marks this replica as gone.
+        Then ``running`` ends the loops. Calls of other replicas and notifications that are under
+        way get a second. What is open is closed: the OpenCodes, which end or are kept, and last the
+        database, which marks this replica as gone.
         """
         parts, server = self.parts, self.server
         if parts is None:  # the start failed before anything ran

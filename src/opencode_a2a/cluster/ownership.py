@@ -112,7 +112,7 @@ class MemberOwnership:
     listened: bool = False
     """Whether this replica was listening to it when it last had an owner."""
     avoided_until: float = 0.0
-    """Until then others go first: this replica could not reach it."""
+    """Others go first until this time, because this replica could not reach it."""
     avoided_seconds: float = 0.0
     """How long it was left to others the last time."""
 
@@ -264,13 +264,17 @@ class Ownership:
             await ownership.running.aclose()
 
     async def hand_over(self) -> None:
-        """Leave the OpenCodes that another live replica lists, all stored and nothing running."""
+        """Hand over the OpenCodes that another live replica lists.
+
+        The logs of their tasks are closed (``OpenTasks.close``): as soon as the table says so, the
+        next owner reads what is stored.
+        """
         me = self._database.replica
         if me is None:
             return
         self._database.census = await self._census(me)
         names = self._listed_elsewhere().intersection(self._owned_last)
-        await self._database.write(replicas.leave, me, names)
+        await self._database.write(replicas.hand_over_and_unlist, me, names)
         self._database.notify("u")
         for name in names:  # requests that are still being answered read these tasks from the store
             await self._work.leave(self._fleet.members[name])

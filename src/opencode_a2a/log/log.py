@@ -238,7 +238,10 @@ class ReadableLog:
         return bounded(self._tail[start : min(start + BATCH, self._shown + 1 - self._tail_seq)])
 
     async def firm_state(self) -> TaskState:
-        """Return the state once every firm entry in it is stored; valid until the next await."""
+        """Return the state once every firm entry in it is stored; valid until the next await.
+
+        A ``RemoteLog`` reads the store for it: the state then has every entry that is stored.
+        """
         return self.state
 
     async def reach(self, cursor: Cursor) -> None:
@@ -692,7 +695,7 @@ class _Batch:
         for share in self.shares:
             for write in share.writes:
                 write(connection)
-        # At last: one of these writes may have stored a webhook.
+        # Last: one of these writes may have stored a webhook.
         changes = {share.log.no: share.changed for share in self.shares if share.changed}
         return bool(changes) and webhooks.note_changes(connection, changes)
 

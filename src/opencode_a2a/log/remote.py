@@ -156,7 +156,7 @@ class RemoteLogs:
         self._draining = False
         database.listeners.append(self._on_notification)
 
-    async def log(self, row: TaskRow) -> RemoteLog:
+    async def opened(self, row: TaskRow) -> RemoteLog:
         """Return the log of a task, with every entry that is stored by now."""
         log = self.logs.get(row.no)
         if log is None:
@@ -235,7 +235,8 @@ class RemoteLogs:
             found = await self.database.read(task_rows.load_tails, after, TAIL_SEGMENTS)
             whole = len(found) < TAIL_SEGMENTS
             if again and whole:
-                for no in known.keys() - {last.task_no for last in {*known.values()} & {*found}}:
+                stored = {*found}
+                for no in [no for no, last in known.items() if last not in stored]:
                     # After a failover the database can lack what the one before had committed.
                     logger.warning("stored entries disappeared; reading the log again", task_no=no)
                     self._forget(logs.pop(no))

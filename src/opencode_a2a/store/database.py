@@ -224,7 +224,7 @@ class Database:
     async def read_much(self, fn: OnConnection[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Read as ``read`` does, but wait for as long as the database allows.
 
-        For what a start or a take-over cannot do without, and nobody waits for by a connection.
+        For what a start or a take-over cannot do without, and no client is waiting for.
         """
         return await self._read(None, fn, *args, **kwargs)
 

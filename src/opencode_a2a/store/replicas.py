@@ -388,8 +388,8 @@ def hand_over(connection: Connection, me: int, names: Collection[str]) -> None:
     connection.execute(_HAND_OVER, {"me": me, "names": list(names)})
 
 
-def leave(connection: Connection, me: int, names: Collection[str]) -> None:
-    """Hand OpenCodes over because this replica stops, and claim no share of them any more."""
+def hand_over_and_unlist(connection: Connection, me: int, names: Collection[str]) -> None:
+    """Hand OpenCodes over because this replica stops, and list none, so that it has no share."""
     hand_over(connection, me, names)
     connection.execute(_LIST, {"me": me, "lists": orjson.dumps([])})
 

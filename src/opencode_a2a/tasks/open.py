@@ -423,7 +423,7 @@ class OpenTasks:
             await task.log.firm_state()
             return task.log
         if not state_of(row).terminal:  # another replica runs it, or it has just ended
-            return await self._remote_logs.log(row)
+            return await self._remote_logs.opened(row)
         return ReadableLog(row.no, load_task(row), self._database)
 
     def all(self) -> list[OpenTask]:
