@@ -334,6 +334,33 @@ async def test_a_message_on_a_task_and_a_repeat_bring_a_configuration_too(
     assert repeated.state == "completed"
 
 
+async def test_nothing_more_is_sent_to_a_configuration_that_a_message_replaces(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller, sending, over = Caller(service), asyncio.Event(), asyncio.Event()
+    opencode.play("permission-once")
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sending.set()
+        with suppress(ConnectionError):
+            await reader.read(-1)
+        over.set()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        old = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        task = (await caller.send("hello")).id
+        await caller.ask("push create", {"taskId": task, "id": "c", "url": old})
+        async with asyncio.timeout(5):
+            await sending.wait()
+        config = {"taskPushNotificationConfig": {"id": "c", "url": receiver.url}}
+        answer = caller.message("once", taskId=task) | {"configuration": config}
+        await caller.ask("send", answer)
+        await receiver.ended()
+        async with asyncio.timeout(3):  # by itself it would take 10 s
+            await over.wait()
+
+
 @pytest.mark.requirement("I21")
 async def test_a_repeat_loses_nothing_that_the_receiver_has_not_taken(
     service: Running, opencode: FakeOpenCode, receiver: Receiver

@@ -66,7 +66,7 @@ from opencode_a2a.rights import UNLIMITED, Budget
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
-from opencode_a2a.store.webhooks import HookRow
+from opencode_a2a.store.webhooks import HookRow, Replaced
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
@@ -791,7 +791,8 @@ class Sending:
             yield record_message
             return
         await self._webhooks.check_limits(log, push)
-        store_webhook, stored = self._webhooks.inserting(log, push), list[HookRow | None]()
+        store_webhook = self._webhooks.inserting(log, push)
+        stored: list[tuple[HookRow, Replaced | None] | None] = []
 
         def in_same_commit(connection: Connection) -> None:
             record_message(connection)
@@ -800,8 +801,8 @@ class Sending:
         try:
             yield in_same_commit
         finally:  # it is stored, too, with an answer that OpenCode does not take now
-            for webhook in filter(None, stored):
-                await self._webhooks.note_if_stored(webhook, log)
+            for webhook, replaced in filter(None, stored):
+                await self._webhooks.note_if_stored(webhook, replaced, log)
 
     def _check_place(self, routing: Routing, task: OpenTask) -> None:
         """Refuse a message that names another place than its task runs in."""

@@ -60,10 +60,8 @@ class Webhooks:
 
         def stored(outcome: tuple[HookRow, Replaced | None, bool]) -> None:
             row, replaced, new = outcome
-            if replaced is not None:
-                self._tell("d", replaced.no, replaced.claimed_by)
             if new:
-                self.note_set(row, log.ref)
+                self.note_set(row, log.ref, replaced)
 
         # The caller may have gone away by the time it is stored.
         outcome = await self._database.write_in_time(write, stored)
@@ -99,37 +97,40 @@ class Webhooks:
 
     def inserting(
         self, log: ReadableLog, config: PushConfig
-    ) -> Callable[[Connection], HookRow | None]:
+    ) -> Callable[[Connection], tuple[HookRow, Replaced | None] | None]:
         """Return the write that stores a webhook with a message on an existing task.
 
         The webhook is sent the changes after the message. The write returns the webhook if it is
-        new: call ``note_if_stored`` afterwards. It raises nothing, since the same transaction
-        stores entries of other tasks: call ``check_limits`` before.
+        new, and the one that it replaces: call ``note_if_stored`` afterwards. It raises nothing,
+        since the same transaction stores entries of other tasks: call ``check_limits`` before.
         """
         acked = log.state.last_change
 
-        def write(connection: Connection) -> HookRow | None:
+        def write(connection: Connection) -> tuple[HookRow, Replaced | None] | None:
             if _find_equal(connection, log, config) is not None:
                 return None
-            row, _ = webhooks.put(connection, _new_row(log.no, log.ref, config, acked))
-            return row
+            return webhooks.put(connection, _new_row(log.no, log.ref, config, acked))
 
         return write
 
-    def note_set(self, row: HookRow, ref: TaskRef) -> None:
-        """Take note that a webhook of a task is stored."""
+    def note_set(self, row: HookRow, ref: TaskRef, replaced: Replaced | None = None) -> None:
+        """Take note that a webhook of a task is stored, and stop sending to the one it replaces."""
+        if replaced is not None:
+            self._tell("d", replaced.no, replaced.claimed_by)
         host = urlsplit(row.url).hostname
         AUDIT.info("webhook set", principal=row.principal, task_id=ref.id, host=host)
         self._database.dispatch("w")
 
-    async def note_if_stored(self, row: HookRow, log: ReadableLog) -> None:
+    async def note_if_stored(
+        self, row: HookRow, replaced: Replaced | None, log: ReadableLog
+    ) -> None:
         """Take note of a webhook, unless the transaction that wrote it has failed.
 
         If the database is unreachable, nobody knows; the webhook is served all the same.
         """
         with suppress(StoreUnavailableError):
             if any(one.key == row.key for one in await self.of_task(log)):
-                self.note_set(row, log.ref)
+                self.note_set(row, log.ref, replaced)
 
     async def check_limits(self, log: ReadableLog, config: PushConfig) -> None:
         """Raise LimitExceededError if a message may not bring this webhook to its task."""
