@@ -435,9 +435,8 @@ class Begun:
         return raised.value.message
 
 
-@pytest.mark.parametrize("patience", [0.0, 0.3])
 async def test_what_an_owner_began_before_it_was_given_up_may_have_been_done(
-    offices: Offices, monkeypatch: pytest.MonkeyPatch, patience: float
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = offices
     here, there = Begun(a), Begun(b)
@@ -446,9 +445,43 @@ async def test_what_an_owner_began_before_it_was_given_up_may_have_been_done(
     asking = asyncio.create_task(here.call.ask("x", "hi"))
     await there.began.wait()
     b.mine.clear()
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", patience)  # too late at once, or later
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
 
     assert await there.given_up(asking) == UNSURE
+
+
+async def test_what_an_owner_began_long_ago_is_done_by_the_next(offices: Offices) -> None:
+    a, b, c = offices
+    there = Begun(b)
+    await b.own("x")
+    asking = asyncio.create_task(a.mailbox.ask("x", "run", b'"hi"', repeatable=True))
+    await there.began.wait()
+    query = sa.text("UPDATE mail SET at = at - interval '1 hour'")
+    await a.database.write(lambda connection: connection.execute(query))
+    b.mine.clear()
+    c.mailbox.handlers["run"] = c.handle
+    await there.fleet.first.let_go()
+    await c.own("x")
+
+    async with asyncio.timeout(60):
+        assert await asking == b'"HI"'
+
+
+async def test_of_a_call_whose_mail_is_lost_nobody_says_that_nothing_was_done(
+    offices: Offices,
+) -> None:
+    a, b, _ = offices
+    await b.own("x")
+    b.held.clear()
+    asking = asyncio.create_task(a.ask("x"))
+    async with asyncio.timeout(60):
+        await b.begun.wait()
+    # As after a failover to a server that did not have the last commits.
+    await a.database.write(lambda connection: connection.execute(sa.text("DELETE FROM mail")))
+
+    with pytest.raises(UpstreamUnreachableError) as raised:
+        await asking
+    assert raised.value.message == UNSURE
 
 
 async def test_what_began_here_before_it_was_given_up_may_have_been_done(

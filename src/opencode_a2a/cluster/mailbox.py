@@ -233,14 +233,14 @@ class Mailbox:
                 raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
             reply = _DONE + await handler(row.upstream, row.body)
         except MovedError as moved:
-            upstream, begun = moved.upstream, row.begun or moved.begun
+            upstream, begun = moved.upstream, moved.begun
             await asyncio.sleep(RETURN_SECONDS)
             if await self._database.write_until_stored(
                 mail.give_back, row.no, me, upstream, PATIENCE_SECONDS, begun=begun
             ):
                 self._database.notify("m")
                 return
-            reply = _FAILED + dump_error(UpstreamUnreachableError(UNSURE if begun else NOBODY))
+            reply = _FAILED + dump_error(UpstreamUnreachableError(UNSURE if row.begun else NOBODY))
         except ServiceError as error:
             reply = _FAILED + dump_error(error)
         except Exception:

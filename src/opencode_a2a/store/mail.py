@@ -66,9 +66,12 @@ _STORE_REPLY = Prepared(
     "UPDATE mail SET reply = :reply, body = '' WHERE no = :no AND taker = :me RETURNING no"
 )
 _RETURN = Prepared(
-    "UPDATE mail SET taker = NULL, upstream = :upstream, again = greatest(again, :again)"
-    " WHERE no = :no AND taker = :me"
+    "UPDATE mail SET taker = NULL, upstream = :upstream WHERE no = :no AND taker = :me"
     " AND at > clock_timestamp() - :seconds * interval '1 second' RETURNING no"
+)
+_RETURN_BEGUN = Prepared(
+    f"UPDATE mail SET taker = NULL, upstream = :upstream, again = {_BEGUN},"  # noqa: S608 - a constant
+    " at = clock_timestamp() WHERE no = :no AND taker = :me RETURNING no"
 )
 _SENT = Prepared(
     "SELECT m.no, m.reply, m.taker IS NOT NULL AND t.no IS NOT NULL AND t.gone IS NULL,"
@@ -133,10 +136,14 @@ def store_reply(connection: Connection, no: int, me: int, reply: bytes) -> bool:
 def give_back(
     connection: Connection, no: int, me: int, upstream: str, seconds: float, *, begun: bool
 ) -> bool:
-    """Give back a mail that was not carried out, to the owner of an OpenCode; False if too old."""
-    again = _BEGUN if begun else _ONCE  # the greater of this and what it is counts
-    values = {"no": no, "me": me, "upstream": upstream, "seconds": seconds, "again": again}
-    return _RETURN.run(connection, values).fetchone() is not None
+    """Give back a mail that was not carried out, to the owner of an OpenCode; False if too old.
+
+    One that was begun here, and may be run again, is as young as a new one.
+    """
+    values = {"no": no, "me": me, "upstream": upstream}
+    if begun:
+        return _RETURN_BEGUN.run(connection, values).fetchone() is not None
+    return _RETURN.run(connection, values | {"seconds": seconds}).fetchone() is not None
 
 
 def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
@@ -145,9 +152,12 @@ def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
 
 
 def delete(connection: Connection, no: int) -> bool:
-    """Delete a mail whose sender no longer waits; return whether a replica may have begun it."""
+    """Delete a mail whose sender no longer waits; return whether a replica may have begun it.
+
+    So it may if the mail is lost: a failover, to a server without the last commits.
+    """
     found = _DELETE.run(connection, {"no": no}).fetchone()
-    return found is not None and bool(found[0])
+    return found is None or bool(found[0])
 
 
 def forget(connection: Connection, me: int, numbers: Sequence[int]) -> None:
