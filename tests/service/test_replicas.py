@@ -15,6 +15,9 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.cluster import mailbox, ownership
 from opencode_a2a.events import JsonObject
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks import service
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
@@ -496,6 +499,42 @@ async def test_a_task_that_no_replica_runs_is_canceled_and_stopped_by_the_next_o
     late.refuses(UNSUPPORTED)
     assert waiting == []
     assert replied == 0
+
+
+async def test_a_cancel_is_followed_by_an_owner_that_comes_at_the_last_moment(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, end_unowned = asyncio.get_running_loop(), service.end_unowned
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([second], tmp_path) as replicas,
+    ):
+
+        async def come_back() -> None:
+            replicas.opencodes = {"two": second}
+            await replicas.start("a")
+            await replicas.runs("two")
+
+        async def end_late(database: Database, row: TaskRow) -> bool:
+            patches.undo()  # only once
+            coming = asyncio.run_coroutine_threadsafe(come_back(), loop)
+            await asyncio.wrap_future(coming)
+            return await end_unowned(database, row)
+
+        second.play("permission-once")
+        replicas.opencodes = {"two": second}
+        a = await replicas.start("a")
+        asked = await Caller(a).send("run it")
+        await a.stop()
+        replicas.opencodes = {"one": fake}
+        b = Caller(await replicas.start("b"))
+        with monkeypatch.context() as patches:
+            patches.setattr(mailbox, "PATIENCE_SECONDS", 0.5)
+            patches.setattr(service, "end_unowned", end_late)
+            canceled = await b.cancel(asked.id)
+
+    assert canceled.state == "canceled"
+    assert "UPSTREAM_ABORT_UNCONFIRMED" not in str(canceled.raw)
 
 
 async def test_one_that_is_cut_off_from_the_database_shows_and_changes_nothing(

@@ -123,7 +123,7 @@ class Office:
 
     async def ask(self, upstream: str, body: bytes = b"hi", *, again: bool = True) -> bytes:
         async with asyncio.timeout(60):
-            return await self.mailbox.ask(upstream, "echo", body, repeatable=again)
+            return await self.mailbox.forward(upstream, "echo", body, repeatable=again)
 
     async def mail(self) -> list[tuple[bytes, bytes | None]]:
         """Return all the mail there is: what is asked, and the reply."""
@@ -223,7 +223,7 @@ async def test_what_only_a_later_version_knows_is_refused_in_plain_words(offices
     a, b, _ = offices
     await b.own("x")
     with pytest.raises(UpstreamUnreachableError, match="another version of the service") as raised:
-        await a.mailbox.ask("x", "of a later version", b"", repeatable=True)
+        await a.mailbox.forward("x", "of a later version", b"", repeatable=True)
     assert raised.value.headers == (("Retry-After", "1"),)
 
 
@@ -246,7 +246,7 @@ async def test_arguments_and_results_that_cannot_be_read_are_to_be_tried_again(
     call = OwnerCall(ours, "double", unowned, describe, lambda: number, lambda: TypeAdapter(str))
     running = asyncio.create_task(ours.run())
     with pytest.raises(UpstreamUnreachableError, match="nothing was done"):
-        await a.mailbox.ask("x", "double", b'"two"', repeatable=True)
+        await a.mailbox.forward("x", "double", b'"two"', repeatable=True)
     with pytest.raises(UpstreamUnreachableError, match="may have been done"):
         await call.run(unowned.where("x"), 2)
     running.cancel()
@@ -418,7 +418,7 @@ class Begun:
         apart, text = Mailbox(office.database, list), TypeAdapter(str)  # that of the office runs
         self.call = OwnerCall(apart, "run", self.fleet, self._run, lambda: text, lambda: text)
         office.mailbox.handlers |= apart.handlers
-        apart.ask = office.mailbox.ask
+        apart.forward = office.mailbox.forward
 
     async def _run(self, _: Member, given: str) -> str:
         self.began.set()
@@ -442,7 +442,7 @@ async def test_what_an_owner_began_before_it_was_given_up_may_have_been_done(
     here, there = Begun(a), Begun(b)
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 2.0)
     await b.own("x")
-    asking = asyncio.create_task(here.call.ask("x", "hi"))
+    asking = asyncio.create_task(here.call.run_at_owner("x", "hi"))
     await there.began.wait()
     b.mine.clear()
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
@@ -454,7 +454,7 @@ async def test_what_an_owner_began_long_ago_is_done_by_the_next(offices: Offices
     a, b, c = offices
     there = Begun(b)
     await b.own("x")
-    asking = asyncio.create_task(a.mailbox.ask("x", "run", b'"hi"', repeatable=True))
+    asking = asyncio.create_task(a.mailbox.forward("x", "run", b'"hi"', repeatable=True))
     await there.began.wait()
     query = sa.text("UPDATE mail SET at = at - interval '1 hour'")
     await a.database.write(lambda connection: connection.execute(query))
@@ -604,7 +604,7 @@ async def test_without_other_replicas_there_is_no_post(tmp_path: Path) -> None:
         mailbox = Mailbox(database, list[str])
         await mailbox.run()
         with pytest.raises(UpstreamUnreachableError):
-            await mailbox.ask("x", "echo", b"", repeatable=True)
+            await mailbox.forward("x", "echo", b"", repeatable=True)
 
 
 def kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
@@ -698,7 +698,7 @@ async def test_an_opencode_is_given_up_when_nobody_holds_it(offices: Offices) ->
     call = OwnerCall(
         mailbox, "halve", fleet, halve, lambda: number, lambda: number, lambda given: given != 4
     )
-    mailbox.ask = ask
+    mailbox.forward = ask
     again = asyncio.create_task(call.run(Here(member), 2))
     await inside.wait()
     inside.clear()
@@ -772,7 +772,7 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
             "only": None,
         }
         with pytest.raises(ServiceError) as raised:
-            await a.mailbox.ask("x", "method", orjson.dumps(asked), repeatable=True)
+            await a.mailbox.forward("x", "method", orjson.dumps(asked), repeatable=True)
         return raised.value
 
     off, unknown = await refused("opencode.workspaces.remove"), await refused("opencode.later")

@@ -7,7 +7,7 @@ to each other. Its result is returned, and its error raised, as if it had run he
 
 A mail is addressed to an OpenCode, not to a replica, so the next owner finds it. If a replica dies
 while it carries a call out, the next owner does so again if the call is repeatable; otherwise the
-caller is told that it may have been done. Every ``ask`` ends: with a reply, when no owner has
+caller is told that it may have been done. Every ``forward`` ends: with a reply, when no owner has
 collected the mail for ``PATIENCE_SECONDS``, or when the replica that collected it is gone. A live
 replica may take as long as it would for a call of its own.
 
@@ -81,11 +81,11 @@ _DONE, _FAILED = b"=", b"!"
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """An ``ask`` that has no reply yet."""
+    """A ``forward`` that has no reply yet."""
 
     reply: asyncio.Future[bytes]
     since: float
-    """When it was asked, by the monotonic clock."""
+    """When it was sent, by the monotonic clock."""
     until: float
     """When it is given up unless a live replica has collected the mail; by the monotonic clock."""
 
@@ -123,7 +123,7 @@ class Mailbox:
             raise RuntimeError(f"the call {kind} is declared after the mailbox began to run")
         self.handlers[kind] = handler
 
-    async def ask(
+    async def forward(
         self, upstream: str, kind: str, body: bytes, *, repeatable: bool, begun: bool = False
     ) -> bytes:
         """Forward a call to the owner of an OpenCode; return its reply, or raise what it raised.
@@ -218,14 +218,14 @@ class Mailbox:
                     waiting.until = time.monotonic() + PATIENCE_SECONDS
         if owned and await self._database.read(mail.waits, me, owned):
             for row in await self._database.write(mail.collect, me, owned):
-                task = asyncio.create_task(self._carry_out(me, row), name=f"mail {row.no}")
+                task = asyncio.create_task(self._reply_to(me, row), name=f"mail {row.no}")
                 self._doing.add(task)
                 task.add_done_callback(self._doing.discard)
         if time.monotonic() - self._swept >= SWEEP_SECONDS:
             self._swept, numbers = time.monotonic(), [*self._waiting]
             await self._database.write(mail.forget, me, numbers)
 
-    async def _carry_out(self, me: int, row: MailRow) -> None:
+    async def _reply_to(self, me: int, row: MailRow) -> None:
         """Carry out a call as if it had come to this replica, and store the reply."""
         try:
             handler = self.handlers.get(row.kind)
@@ -334,11 +334,10 @@ class OwnerCall(Generic[A, R]):
         self._arguments = cache(arguments)
         self._result = cache(result)
         self._repeatable = repeatable
-        mailbox.register(kind, self._carry_out)
+        mailbox.register(kind, self._run_forwarded)
 
-    async def run(self, where: Where, arguments: A) -> R:
-        """Run the call where it belongs."""
-        begun = False
+    async def run(self, where: Where, arguments: A, *, begun: bool = False) -> R:
+        """Run the call where it belongs; ``begun`` says that it was begun before."""
         while not isinstance(where, There):
             held = nullcontext()
             if isinstance(where, Here):
@@ -348,10 +347,10 @@ class OwnerCall(Generic[A, R]):
                     return await self._handler(where.member, arguments)
             except MovedError as moved:
                 where, begun = self._fleet.where(moved.upstream), begun or moved.begun
-        return await self.ask(where.upstream, arguments, begun=begun)
+        return await self.run_at_owner(where.upstream, arguments, begun=begun)
 
-    async def _carry_out(self, upstream: str, body: bytes) -> bytes:
-        """Run a call that another replica has sent (``ask``), as ``run`` does for one of our own.
+    async def _run_forwarded(self, upstream: str, body: bytes) -> bytes:
+        """Run a call of another replica, as ``run`` does for one of our own.
 
         If the OpenCode is not owned here any more, ``Mailbox`` gives the call back.
         """
@@ -363,10 +362,12 @@ class OwnerCall(Generic[A, R]):
         async with member.hold(repeatable=self._repeatable(arguments)):
             return self._result().dump_json(await self._handler(member, arguments))
 
-    async def ask(self, upstream: str, arguments: A, *, begun: bool = False) -> R:
+    async def run_at_owner(self, upstream: str, arguments: A, *, begun: bool = False) -> R:
         """Have the owner of an OpenCode run the call, whoever that is."""
         body, again = self._arguments().dump_json(arguments), self._repeatable(arguments)
-        reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=again, begun=begun)
+        reply = await self._mailbox.forward(
+            upstream, self._kind, body, repeatable=again, begun=begun
+        )
         try:
             return self._result().validate_json(reply)
         except ValidationError:
@@ -399,7 +400,8 @@ class SessionSearch:
         async def has(upstream: str) -> bool:
             with suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    return await self._has_session.ask(upstream, SessionQuery(upstream, session_id))
+                    query = SessionQuery(upstream, session_id)
+                    return await self._has_session.run_at_owner(upstream, query)
             return False
 
         upstreams = await self._mailbox.others()

@@ -174,7 +174,8 @@ class Dispatcher:
             # A replica of another version may send what cannot be read.
             with suppress(ServiceError, TimeoutError, ValidationError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    result = await self._calls.ask(upstream, replace(request, only=upstream))
+                    narrowed = replace(request, only=upstream)
+                    result = await self._calls.run_at_owner(upstream, narrowed)
                     return read_result(method.result, result)
             return None
 

@@ -17,8 +17,14 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.cluster.fleet import Fleet, Member
-from opencode_a2a.cluster.mailbox import PATIENCE_SECONDS, Mailbox, OwnerCall, SessionSearch
+from opencode_a2a.cluster.fleet import UNSURE, Fleet, Member
+from opencode_a2a.cluster.mailbox import (
+    NOBODY,
+    PATIENCE_SECONDS,
+    Mailbox,
+    OwnerCall,
+    SessionSearch,
+)
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -248,20 +254,26 @@ class TaskService:
 
         The owner is ordered to stop the task; how that ends is read from the log. The order is
         stored in the log, so the next owner follows it; it is given again if nothing comes of it.
+        If two owners in turn cannot be reached, that is raised.
         """
         metrics.CANCEL_REQUESTS.inc()
         began, named = time.monotonic(), TaskName(principal, task_id)
+        unanswered: str | None = None
+        """What would have been raised of an order that nobody replied to."""
         log, where = await self.open.locate(principal, task_id)
         while where is not None:
             try:
-                await self._canceling.run(where, named)
+                await self._canceling.run(where, named, begun=unanswered == UNSURE)
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await log.until_ended()
             except (TimeoutError, StreamEndedError):
                 pass  # only the waiting is over, here or at the owner; what is stored says more
-            except UpstreamUnreachableError:
+            except UpstreamUnreachableError as error:
                 if not await self._end_unowned(principal, task_id):
-                    raise
+                    # It has an owner, who may have come only now.
+                    if unanswered is not None or error.message not in (NOBODY, UNSURE):
+                        raise
+                    unanswered = error.message
             log, where = await self.open.locate(principal, task_id)
         state = await log.firm_state()
         if state.status.state is not State.CANCELED:
