@@ -266,6 +266,8 @@ async def test_an_owner_of_an_earlier_format_is_not_asked_and_may_ask(offices: O
     with pytest.raises(UpstreamUnreachableError, match="another version") as raised:
         await a.ask("x")
     assert raised.value.headers == (("Retry-After", "1"),)
+    with pytest.raises(UpstreamUnreachableError, match="may have been done"):
+        await a.mailbox.forward("x", "echo", b"", repeatable=True, begun=True)
     assert (b.asked, await a.mail()) == ([], [])
     assert await b.ask("y") == b"HI"
 

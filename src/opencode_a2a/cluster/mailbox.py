@@ -135,7 +135,7 @@ class Mailbox:
         if me is None:
             raise UpstreamUnreachableError(UNSURE if begun else NOBODY)
         if not self._database.census.reads_mail(upstream):
-            raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
+            raise UpstreamUnreachableError(UNSURE if begun else OTHER_VERSION).with_headers(RETRY)
         no = await self._database.write(
             mail.send, upstream, me, kind, body, again=repeatable, begun=begun
         )
