@@ -401,7 +401,7 @@ async def test_a_request_that_is_settled_while_its_answer_waits_is_too_late_to_a
         waits.set()
         return True
 
-    monkeypatch.setattr("opencode_a2a.tasks.sending.SEEN_SECONDS", 60)
+    monkeypatch.setattr("opencode_a2a.tasks.continuing.SEEN_SECONDS", 60)
     monkeypatch.setattr(Census, "has_others", property(has_others))
     late = asyncio.create_task(caller.ask("send", caller.message("1 yes", taskId=begun.id)))
     async with asyncio.timeout(60):

@@ -51,8 +51,8 @@ from opencode_a2a.store.replicas import Census
 from opencode_a2a.store.schema import webhooks as table
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import recovery
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.open import OpenTask
-from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
@@ -309,7 +309,7 @@ async def test_a_webhook_counts_as_set_if_its_transaction_was_committed(*, commi
         command = SendCommand(Principal("ann"), message, request, push=CONFIG)
         task = it.tasks.open.get(log.ref.id)
         assert task is not None
-        recording = it.tasks.sending._recording(command, task)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - an answer that cannot be stored
+        recording = it.tasks.continuing._recording(command, task)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - an answer that cannot be stored
         with capture_logs() as records, suppress(StoreUnavailableError):
             async with recording as write:
 

@@ -58,8 +58,8 @@ from opencode_a2a.server.operations import Events, TaskStream
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import entries, tasks
 from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.open import OpenTask
-from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
@@ -604,8 +604,8 @@ async def test_what_followed_a_request_that_nobody_answered_is_shown_again_after
 
         # Else a late "yes" would approve what nobody was shown, or had no time to read.
         now = time.monotonic()
-        assert again.seen.answerable(now) == 0
-        assert again.seen.answerable(now + UNREAD_SECONDS) == told
+        assert again.seen.newest_in_time(now) == 0
+        assert again.seen.newest_in_time(now + UNREAD_SECONDS) == told
 
 
 def asking(number: int) -> Interrupted:
@@ -621,11 +621,11 @@ async def test_a_request_has_to_be_read_before_a_plain_answer_after_another_was_
         log = await desk.task()
         await log.append([Started(), asking(1)])
         log.note_seen(log.state.status)
-        first = log.seen.answerable(time.monotonic())  # nothing was settled: it counts at once
+        first = log.seen.newest_in_time(time.monotonic())  # nothing was settled: it counts at once
         await log.append([Resumed(RequestId("per_1"), "permission", resolution, "alice")])
         settled = time.monotonic()
         await log.append([asking(2)])
-        unseen = log.seen.answerable(settled + SETTLED_SECONDS)
+        unseen = log.seen.newest_in_time(settled + SETTLED_SECONDS)
         log.note_seen(log.state.status)
         await log.append([asking(3)])
         log.note_seen(log.state.status)
@@ -633,9 +633,9 @@ async def test_a_request_has_to_be_read_before_a_plain_answer_after_another_was_
 
         assert (first, unseen) == (1, 1)
         # Neither the newest nor the one before it, if both were shown in this moment.
-        assert log.seen.answerable(settled) < 2
-        assert log.seen.answerable(settled + UNREAD_SECONDS) < 2
-        assert log.seen.answerable(shown + UNREAD_SECONDS) == 3
+        assert log.seen.newest_in_time(settled) < 2
+        assert log.seen.newest_in_time(settled + UNREAD_SECONDS) < 2
+        assert log.seen.newest_in_time(shown + UNREAD_SECONDS) == 3
 
 
 @pytest.mark.requirement("I23")
@@ -649,7 +649,7 @@ async def test_a_plain_answer_may_be_quick_if_nothing_was_settled_for_a_while(
         await log.append([Resumed(RequestId("per_1"), "permission", "once", "alice"), asking(2)])
         log.note_seen(log.state.status)
 
-        assert log.seen.answerable(time.monotonic()) == 2
+        assert log.seen.newest_in_time(time.monotonic()) == 2
 
 
 @pytest.mark.requirement("I23")
@@ -671,9 +671,9 @@ async def test_a_doubled_answer_by_context_is_not_for_the_next_task_of_the_conte
         later.note_seen(later.state.status)
         now = time.monotonic()
 
-        assert queued.seen.answerable(now, by_context=True) == 0
-        assert queued.seen.answerable(now) == 1  # the message names this task
-        assert later.seen.answerable(now, by_context=True) == 1  # it began with a later message
+        assert queued.seen.newest_in_time(now, by_context=True) == 0
+        assert queued.seen.newest_in_time(now) == 1  # the message names this task
+        assert later.seen.newest_in_time(now, by_context=True) == 1  # it began with a later message
 
 
 async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that_one(

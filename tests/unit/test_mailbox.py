@@ -53,7 +53,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
 from opencode_a2a.store.mail import SentRow
 from opencode_a2a.store.replicas import MAIL_FORMAT, Census
-from opencode_a2a.tasks.sending import SendCommand
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.service import NewWebhook, TaskName, TaskService, WebhookName
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.turns.errands import Errands
@@ -325,7 +325,7 @@ CALLS: dict[str, tuple[TypeAdapter[Any], Any, TypeAdapter[Any], Any]] = {
             output_modes=("text/plain",),
             push=PushConfig("https://hooks.test/x", "w", "Bearer", "secret", "token", within="x"),
             budget=Budget(1.5, 10, 2),
-            answerable={TaskId("t"): 3},
+            seen_at_sender={TaskId("t"): 3},
         ),
         TypeAdapter(tuple[TaskId, int, bool]),
         (TaskId("t"), 1, False),
@@ -666,7 +666,7 @@ async def test_a_message_is_the_same_elsewhere() -> None:
         output_modes=("text/plain",),
         push=PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token", within="x"),
         budget=Budget(1.5, 10, 2),
-        answerable={TaskId("t"): 3},
+        seen_at_sender={TaskId("t"): 3},
     )
     adapter = TypeAdapter(SendCommand)
     loaded = adapter.validate_json(adapter.dump_json(command))

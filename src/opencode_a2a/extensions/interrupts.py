@@ -256,7 +256,7 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
     missing = InterruptNotFoundError(request_id=request_id[:128])
     # A copy of the same answer waits for the first, and is then recognised as a repeat.
     copies = (call.principal, request_id)
-    async with call.deps.tasks.sending.message_locks.setdefault(copies, asyncio.Lock()):
+    async with call.deps.tasks.continuing.message_locks.setdefault(copies, asyncio.Lock()):
         row = await interrupts.find(request_id)
         if row is None:
             await _answer_stray(call, request_id, answer)

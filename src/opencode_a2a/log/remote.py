@@ -21,7 +21,6 @@ from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Resumed
-from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.log.log import ReadableLog, TaskLog
 from opencode_a2a.log.state import Cursor, Entry, LogEvent, TaskState
 from opencode_a2a.log.stored import load_segment, ref_of
@@ -166,15 +165,6 @@ class RemoteLogs:
         self._keep(log)
         await log.firm_state()
         return log
-
-    def answerable(self, principal: Principal) -> dict[TaskId, int]:
-        """Return, by task, the highest request that a plain answer that comes here may be for."""
-        now = time.monotonic()
-        return {
-            log.ref.id: log.seen.answerable(now)
-            for log in list(self.logs.values())
-            if log.ref.principal == principal and log.state.status.pending
-        }
 
     def end_reading(self) -> None:
         """End all reading of remote logs that is under way."""

@@ -7,16 +7,16 @@ Who notes that a request was shown, always by ``note_seen`` or ``note_seen_numbe
 
 - ``LogReader``, for streams; ``server.operations`` and ``TaskService``, for tasks in responses
 - ``push.loop``, once a notification is written (``OpenTasks.note_seen``), and ``notices.pages``
-- ``tasks.sending``, for a request that a refusal shows
+- ``tasks.continuing``, for a request that a refusal shows
 
 Who tells the replica that runs the task, where the answer is judged:
 
 - ``RemoteLog.note_seen_number`` and ``OpenTasks.note_seen``, by a notification (``t``), which
   ``OpenTasks`` takes there; it may be late or lost
-- a forwarded message itself, with ``SendCommand.answerable``
+- a forwarded message itself, with ``SendCommand.seen_at_sender``
 
-Who asks: ``tasks.sending``, where the task runs, up to which number an answer counts that names no
-request (``answerable``).
+Who asks: ``tasks.continuing``, where the task runs, up to which number an answer counts that names
+no request (``newest_in_time``).
 """
 
 import time
@@ -95,8 +95,8 @@ class SeenRequests:
         self._settled_at = time.monotonic()
         self._settlements.note(self._state.ref, self._settled_at)
 
-    def answerable(self, came: float, *, by_context: bool = False) -> int:
-        """Return the highest number that an answer may be for that names none and came then.
+    def newest_in_time(self, came: float, *, by_context: bool = False) -> int:
+        """Return the highest number shown in time for an answer that names none and came then.
 
         An answer may be late for any request of its context if it names only that
         (``by_context``), except for tasks that began since.

@@ -49,7 +49,7 @@ from opencode_a2a.rights import NARROWEST, Budget, Rights
 from opencode_a2a.server.http import OrjsonResponse
 from opencode_a2a.store import interrupts
 from opencode_a2a.store.database import Database
-from opencode_a2a.tasks.sending import SendCommand
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.web.auth import peer_address
@@ -299,7 +299,7 @@ class LinkPages:
             return _response({"settled": given})
         # The same tap twice: the second waits for the first.
         copies = (linked.principal, f"link {linked.subject.id}")
-        async with self._tasks.sending.message_locks.setdefault(copies, asyncio.Lock()):
+        async with self._tasks.continuing.message_locks.setdefault(copies, asyncio.Lock()):
             now = await self._linked(sent.link)
             if now is None or now.settled is not None:
                 if now is not None and now.settled is not None and so_settled(now.settled):

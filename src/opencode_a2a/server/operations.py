@@ -37,7 +37,8 @@ from opencode_a2a.net.egress import Fetch, lookups_of
 from opencode_a2a.push.sender import WebhookSender
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
-from opencode_a2a.tasks.sending import AnswerExpectedError, SendCommand, Submitted
+from opencode_a2a.tasks.command import AnswerExpectedError, SendCommand
+from opencode_a2a.tasks.sending import Submitted
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.webhooks import Webhooks
 from opencode_a2a.telemetry import AUDIT, current_trace

@@ -8,6 +8,7 @@ the log of any other task: one that another replica runs, or one that has ended.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -542,9 +543,15 @@ class OpenTasks:
             newest = max(one.number or 0 for one in status.pending)
             self._database.notify(f"t,{newest},{task_id}")
 
-    def answerable_of_remote_tasks(self, principal: Principal) -> dict[TaskId, int]:
-        """Return, for tasks that other replicas run, what ``RemoteLogs.answerable`` says."""
-        return self._remote_logs.answerable(principal)
+    def seen_of_remote_task(self, log: ReadableLog) -> dict[TaskId, int]:
+        """Return what ``SeenRequests.newest_in_time`` says here, if another replica runs the task.
+
+        Or ran it until a moment ago: the log of this replica does not know what was shown before.
+        """
+        remote = self._remote_logs.logs.get(log.no)
+        if remote is None or not remote.state.status.pending:
+            return {}
+        return {log.ref.id: remote.seen.newest_in_time(time.monotonic())}
 
     def end_reading(self) -> None:
         """End the streams of all tasks: other replicas may know more."""

@@ -2,8 +2,8 @@
 
 It answers for every task, wherever that runs. What only the replica that runs a task can do is an
 ``OwnerCall``; what became of it is in the log of the task, which every replica reads. Messages are
-accepted by ``tasks.sending``, the tasks that this process runs are in ``tasks.open``. A task of
-another principal is not found.
+accepted by ``tasks.sending`` and ``tasks.continuing``, the tasks that this process runs are in
+``tasks.open``. A task of another principal is not found.
 """
 
 import asyncio
@@ -44,6 +44,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
+from opencode_a2a.tasks.continuing import Continuing
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.recovery import end_unowned
 from opencode_a2a.tasks.sending import Sending
@@ -106,8 +107,10 @@ class TaskService:
         self.budgets = Budgets(database, fleet)
         self.mailbox = Mailbox(database, fleet.owned)
         """Carries calls between replicas."""
+        self.continuing = Continuing(database, webhooks, self.open, self.budgets)
+        """Handles messages on the tasks that this process runs."""
         self.sending = Sending(
-            database, writer, fleet, limits, webhooks, self.open, self.budgets, self.mailbox
+            database, writer, fleet, limits, webhooks, self.open, self.mailbox, self.continuing
         )
         """Accepts messages."""
         fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find

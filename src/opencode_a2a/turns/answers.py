@@ -188,12 +188,12 @@ _NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*[:.)])?\s+(?P<rest>.*)
 """An answer to a question among several requests: ``2: Red``."""
 
 
-def understand(message: Message, pending: Sequence[Interrupted], answerable: int) -> Meaning:
+def understand(message: Message, pending: Sequence[Interrupted], last_seen: int) -> Meaning:
     """Return what a message means; raise NotUnderstoodError if that is not certain.
 
     An answer may name requests by number or id. One that names none is for the request that was
-    shown: ``answerable`` is the highest number that it may be for (``SeenRequests.answerable``). It
-    is not for requests that came later, even if the one that was shown is settled.
+    shown: ``last_seen`` is the highest number that it may be for (``SeenRequests.newest_in_time``).
+    It is not for requests that came later, even if the one that was shown is settled.
 
     Text and data parts may say the same twice; a message that says two things says nothing.
     """
@@ -204,9 +204,9 @@ def understand(message: Message, pending: Sequence[Interrupted], answerable: int
         if part.kind == "data":
             if not isinstance(part.data, dict):
                 raise NotUnderstoodError('The data of an answer is an object, such as {"reply": …}')
-            meanings.append(_from_data(part.data, pending, answerable))
+            meanings.append(_from_data(part.data, pending, last_seen))
     if not meanings or message.text.strip():
-        meanings.append(_from_text(message.text.strip(), pending, answerable))
+        meanings.append(_from_text(message.text.strip(), pending, last_seen))
     if any(meaning != meanings[0] for meaning in meanings):
         raise ContradictionError(f"The parts of the message differ. {ONE_ANSWER}")
     return meanings[0]
@@ -215,7 +215,7 @@ def understand(message: Message, pending: Sequence[Interrupted], answerable: int
 ONE_ANSWER = "Send one answer in a message."
 
 
-def _from_text(text: str, pending: Sequence[Interrupted], answerable: int) -> Meaning:
+def _from_text(text: str, pending: Sequence[Interrupted], last_seen: int) -> Meaning:
     """Return what the text of a message means."""
     first, _, rest = text.partition(" ")
     if _REQUEST_ID.fullmatch(first.rstrip(":")):
@@ -225,12 +225,12 @@ def _from_text(text: str, pending: Sequence[Interrupted], answerable: int) -> Me
     if said is not None and said["word"].lower() in _WORDS:
         numbers = _numbers(said)
         # To a question that accepts free text, "12 no" may be an answer in itself.
-        if numbers and min(numbers) <= max((answerable, *(asked.number or 0 for asked in pending))):
+        if numbers and min(numbers) <= max((last_seen, *(asked.number or 0 for asked in pending))):
             named = _with_numbers(numbers, pending)
         elif _all(said):
-            named = _every_permission(pending, answerable)
+            named = _every_permission(pending, last_seen)
         else:
-            named = _the_one_seen(pending, answerable)
+            named = _the_one_seen(pending, last_seen)
             if numbers and named[0].type == "permission":  # a number is never ignored
                 named = _with_numbers(numbers, pending)
         if named[0].type == "question":
@@ -244,7 +244,7 @@ def _from_text(text: str, pending: Sequence[Interrupted], answerable: int) -> Me
         found = [one for one in pending if one.number == int(numbered["number"])]
         if found and found[0].type == "question":
             return Meaning((found[0],), _question(numbered["rest"].strip(), found[0]))
-    named = _the_one_seen(pending, answerable)
+    named = _the_one_seen(pending, last_seen)
     return Meaning(named, _reply(text, named[0]))
 
 
@@ -261,7 +261,7 @@ def _all(said: re.Match[str]) -> bool:
 ALONE = 'Send "go" or "cancel" alone, without files or data.'
 
 
-def understand_plan_answer(message: Message, asked: Interrupted, answerable: int) -> PlanDecision:
+def understand_plan_answer(message: Message, asked: Interrupted, last_seen: int) -> PlanDecision:
     """Return what a message wants done with a plan; anything but "go" and "cancel" changes it.
 
     A "go" with a condition is a change: only text after a colon is a remark.
@@ -274,7 +274,7 @@ def understand_plan_answer(message: Message, asked: Interrupted, answerable: int
                 match rest.get("number"):
                     case None:
                         if rest.get("request_id") is None:
-                            _only_seen([asked], answerable)
+                            _only_seen([asked], last_seen)
                     case int(number) if not isinstance(number, bool):
                         _with_numbers([number], [asked])
                     case _:
@@ -290,7 +290,7 @@ def understand_plan_answer(message: Message, asked: Interrupted, answerable: int
     text = message.text.strip()
     said = _SAID.fullmatch(re.sub(r"^go ahead\b", "go", text, flags=re.IGNORECASE))
     if said is None or said["word"].lower() not in _GO or said["scope"]:
-        _only_seen([asked], answerable)
+        _only_seen([asked], last_seen)
         cancels = text.rstrip(".!").lower() == "cancel"
         return PlanDecision("cancel" if cancels else "revise")
     if numbers := [
@@ -298,7 +298,7 @@ def understand_plan_answer(message: Message, asked: Interrupted, answerable: int
     ]:
         _with_numbers(numbers, [asked])
     else:
-        _only_seen([asked], answerable)
+        _only_seen([asked], last_seen)
     rest = said["rest"].strip(" \t\r\n.!")
     if rest and not rest.startswith(":"):
         return PlanDecision("revise")
@@ -386,9 +386,9 @@ def _with_numbers(
     return tuple(found.values())
 
 
-def _only_seen(pending: Sequence[Interrupted], answerable: int) -> list[Interrupted]:
+def _only_seen(pending: Sequence[Interrupted], last_seen: int) -> list[Interrupted]:
     """Return the requests that were shown in time; raise an error if there are none."""
-    found = [asked for asked in pending if (asked.number or 0) <= answerable]
+    found = [asked for asked in pending if (asked.number or 0) <= last_seen]
     if not found:
         number = _names(pending[-1:])
         raise OutdatedAnswerError(
@@ -399,16 +399,16 @@ def _only_seen(pending: Sequence[Interrupted], answerable: int) -> list[Interrup
     return found
 
 
-def _every_permission(pending: Sequence[Interrupted], answerable: int) -> tuple[Interrupted, ...]:
-    found = tuple(asked for asked in _only_seen(pending, answerable) if asked.type == "permission")
+def _every_permission(pending: Sequence[Interrupted], last_seen: int) -> tuple[Interrupted, ...]:
+    found = tuple(asked for asked in _only_seen(pending, last_seen) if asked.type == "permission")
     if not found:
         raise NotUnderstoodError(f"No permission is asked for. {accepted(pending[0])}")
     return found
 
 
-def _the_one_seen(pending: Sequence[Interrupted], answerable: int) -> tuple[Interrupted, ...]:
+def _the_one_seen(pending: Sequence[Interrupted], last_seen: int) -> tuple[Interrupted, ...]:
     """Return the one request that was shown, with requests for exactly the same."""
-    found = groups(_only_seen(pending, answerable))
+    found = groups(_only_seen(pending, last_seen))
     if len(found) > 1:
         raise NotUnderstoodError(
             "Several requests are pending; begin the answer with the number of the one you mean, "
@@ -544,7 +544,7 @@ def _label(text: str, question: Question) -> str | None:
     return None if option is None else option.label
 
 
-def _from_data(data: JsonObject, pending: Sequence[Interrupted], answerable: int) -> Meaning:
+def _from_data(data: JsonObject, pending: Sequence[Interrupted], last_seen: int) -> Meaning:
     """Return what a data part means; it has the fields of the methods that answer, or a number."""
     request_id, number, every = data.get("request_id"), data.get("number"), data.get("all")
     if (
@@ -563,7 +563,7 @@ def _from_data(data: JsonObject, pending: Sequence[Interrupted], answerable: int
         named = (_with_id(request_id, pending),)
     else:
         choose = _every_permission if every else _the_one_seen
-        named = choose(pending, answerable)
+        named = choose(pending, last_seen)
     return Meaning(named, _data_reply(data, named[0]))
 
 
