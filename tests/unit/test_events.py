@@ -16,7 +16,7 @@ from opencode_a2a.opencode.events import (
     decode,
     head_of,
 )
-from opencode_a2a.opencode.types import StatusRetry, UnknownPart
+from opencode_a2a.opencode.types import StatusRetry, ToolRef, UnknownPart
 from tests.support.opencode_state import NAMES, frames
 
 DELTA = {
@@ -101,6 +101,19 @@ def test_an_interrupt_knows_the_directory_that_its_answer_needs() -> None:
 
     assert isinstance(event, PermissionAsked)
     assert event.directory == '/a "sessionID":"ses_9" b'
+
+
+@pytest.mark.parametrize("patterns", [{}, {"patterns": None}, {"patterns": ["ls", 5]}])
+def test_a_permission_that_cannot_be_read_whole_is_asked_with_what_is_known(
+    patterns: dict[str, object],
+) -> None:
+    asked = {"id": "per_1", "sessionID": "ses_1", "permission": "bash", "tool": {"callID": "c"}}
+
+    event = decode(frame("permission.asked", asked | patterns))
+
+    assert isinstance(event, PermissionAsked)
+    assert (event.permission, event.patterns) == ("bash", [])  # which no rule and no grant allows
+    assert event.tool == ToolRef(message_id=MessageId(""), call_id="")  # of an unknown call
 
 
 def test_a_part_of_a_new_kind_is_no_error() -> None:

@@ -31,6 +31,7 @@ ASKED = Interrupted(
     permission="bash",
     patterns=["git status -s"],
     always=["git status *"],
+    tool_input={},
     directory="/work",
 )
 FOR_TASK = Grant(
@@ -190,12 +191,19 @@ def test_nothing_that_the_shell_acts_on_is_plain(rest: str) -> None:
     assert not set(outside) & set(";&|<>()$`\n")
 
 
-def test_a_request_without_patterns_needs_a_grant_for_everything() -> None:
-    deploys, asked = replace(FOR_TASK, permission="deploy"), replace(ASKED, permission="deploy")
+@pytest.mark.requirement("I23")
+def test_a_request_that_cannot_be_read_is_asked_for() -> None:
+    everything = replace(FOR_TASK, patterns=("*",))
+    deploys, asked = replace(everything, permission="deploy"), replace(ASKED, permission="deploy")
+    exact = replace(everything, exact="pytest > x")
 
+    assert deploys.covers(ANN, asked)
     assert not deploys.covers(ANN, replace(asked, patterns=[]))
-    assert replace(deploys, patterns=("*",)).covers(ANN, replace(asked, patterns=[]))
-    assert not replace(FOR_TASK, patterns=("*",)).covers(ANN, replace(ASKED, patterns=[]))
+    assert everything.covers(ANN, ASKED)
+    assert not everything.covers(ANN, replace(command("git status"), patterns=[]))
+    assert not everything.covers(ANN, replace(ASKED, tool_input=None))  # it may run elsewhere
+    assert exact.covers(ANN, command("pytest > x"))
+    assert not exact.covers(ANN, replace(command("pytest > x"), patterns=[]))
 
 
 def test_a_question_is_never_answered_by_a_grant() -> None:

@@ -253,7 +253,7 @@ async def test_a_refusal_before_a_restart_explains_only_what_was_asked_before_it
 async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered() -> None:
     opencode = ReplyingOpenCode()
     opencode.free.set()
-    first = replace(PENDING, always=["*"], patterns=["ls"])
+    first = replace(PENDING, always=["*"], patterns=["ls"], tool_input={})
     second = replace(first, request_id=RequestId("per_2"))
     granted = Answer(PermissionReply("once", scope="task"), "ann")
     async with Database("sqlite://") as database:
@@ -283,7 +283,7 @@ async def test_a_refusal_is_not_overruled_by_a_grant_that_is_being_stored(
 ) -> None:
     opencode = ReplyingOpenCode()
     opencode.free.set()
-    first = replace(PENDING, always=["*"], patterns=["ls"])
+    first = replace(PENDING, always=["*"], patterns=["ls"], tool_input={})
     second = replace(first, request_id=RequestId("per_2"))
     granted = Answer(PermissionReply("once", scope="task"), "ann")
     storing, locked = asyncio.Event(), asyncio.Event()

@@ -71,9 +71,10 @@ def test_every_command_of_a_compound_has_to_be_allowed(patterns: list[str], acti
     assert decide(bash(*patterns), *rules) == action
 
 
-def test_a_permission_without_patterns_is_matched_as_a_star() -> None:
-    assert decide(bash(permission="deploy"), ("deploy", "*", "allow")) == "allow"
-    assert decide(bash(permission="deploy"), ("deploy", "x*", "allow")) == "ask"
+def test_a_request_whose_patterns_cannot_be_read_is_never_allowed_by_a_rule() -> None:
+    assert decide(bash(), ("*", "*", "allow")) == "ask"
+    assert decide(bash(), ("bash", "*", "allow"), ("bash", "rm *", "deny")) == "ask"
+    assert decide(bash(), ("bash", "*", "deny")) == "deny"
 
 
 def test_a_question_is_never_answered_by_a_rule() -> None:

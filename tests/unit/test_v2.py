@@ -46,6 +46,7 @@ from opencode_a2a.opencode.events import (
     MalformedEventError,
     MessageUpdated,
     PartUpdated,
+    PermissionAsked,
     SessionStatusChanged,
     head_of,
 )
@@ -67,6 +68,7 @@ from opencode_a2a.opencode.types import (
     StatusBusy,
     StatusIdle,
     ToolPart,
+    ToolRef,
     ToolRunning,
     WorkspaceDraft,
 )
@@ -801,6 +803,25 @@ async def test_always_is_never_sent(standin: Standin, driver: OpenCode2) -> None
 
     assert standin.sent == []
     assert not driver.features.always
+
+
+@pytest.mark.parametrize(
+    "read", [{}, {"resources": None}, {"resources": ["ls", 5]}, {"targets": ["rm x"]}]
+)
+async def test_a_permission_that_cannot_be_read_whole_is_asked_with_what_is_known(
+    standin: Standin, driver: OpenCode2, read: Document
+) -> None:
+    given = {"id": PER, "sessionID": SES, "action": "shell", "source": {"id": "call_1"}, **read}
+    standin.answers["GET /api/permission/request?location[directory]=/w"] = {"data": [given]}
+    told = {"id": "evt_1", "type": "permission.asked", "data": given}
+
+    [listed] = await driver.permissions(at=Location("/w"))
+    [event] = Decoder2(Memory()).decode(orjson.dumps(told))
+
+    assert isinstance(event, PermissionAsked)
+    for asked in (listed, event):
+        assert (asked.permission, asked.patterns) == ("bash", [])  # no rule or grant allows that
+        assert asked.tool == ToolRef(message_id=MessageId(""), call_id="")  # of an unknown call
 
 
 async def test_a_permission_that_is_not_pending_is_not_found(

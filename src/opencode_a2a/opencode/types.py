@@ -80,7 +80,7 @@ Readable = list[Annotated[T, Lenient]]
 """A list without the entries that are malformed."""
 
 
-class _Otherwise:
+class Otherwise:
     """Marks a field with a default: a malformed value is the default, without a call of Python."""
 
     def __init__(self, default: object) -> None:
@@ -98,7 +98,7 @@ class _Otherwise:
         return handler(schema["schema"])
 
 
-Shown = _Otherwise(None)
+Shown = Otherwise(None)
 """Marks an optional field that is only shown: a malformed value is none."""
 
 
@@ -120,7 +120,7 @@ Count = Annotated[
     Field(union_mode="left_to_right"),
     WithJsonSchema({"type": "integer"}),
 ]
-Cost = Annotated[float, Field(strict=True, ge=0, le=MAX_COST), _Otherwise(0.0)]
+Cost = Annotated[float, Field(strict=True, ge=0, le=MAX_COST), Otherwise(0.0)]
 Moment = Annotated[
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[int, BeforeValidator(lambda value: round(_number(value, 2**53)))],
@@ -128,7 +128,7 @@ Moment = Annotated[
     WithJsonSchema({"type": "integer"}),
 ]
 """A time in milliseconds; 0 if it is not known."""
-Flag = Annotated[bool, Field(strict=True), _Otherwise(False)]
+Flag = Annotated[bool, Field(strict=True), Otherwise(False)]
 
 
 def _object(value: object) -> object:
@@ -157,7 +157,7 @@ class Tokens(Wire):
     input: Count = 0
     output: Count = 0
     reasoning: Count = 0
-    cache: Annotated[CacheTokens, _Otherwise(CacheTokens())] = CacheTokens()
+    cache: Annotated[CacheTokens, Otherwise(CacheTokens())] = CacheTokens()
 
 
 class FileDiff(Wire):
@@ -218,7 +218,7 @@ class Session(Wire):
     directory: str
     project_id: ShownText
     version: ShownText
-    time: Annotated[SessionTime, _Otherwise(SessionTime())] = SessionTime()
+    time: Annotated[SessionTime, Otherwise(SessionTime())] = SessionTime()
     parent_id: SessionId | None = None
     workspace_id: str | None = None
     model: Annotated[ModelRef | None, Shown] = None
@@ -291,7 +291,7 @@ class UserMessage(Wire):
     role: Literal["user"] = "user"
     id: MessageId
     session_id: SessionId
-    time: Annotated[MessageTime, _Otherwise(MessageTime())] = MessageTime()
+    time: Annotated[MessageTime, Otherwise(MessageTime())] = MessageTime()
     agent: Annotated[str | None, Shown] = None
     model: Annotated[ModelRef | None, Shown] = None
     summary: Annotated[UserSummary | None, Shown] = None
@@ -304,13 +304,13 @@ class AssistantMessage(Wire):
     id: MessageId
     session_id: SessionId
     parent_id: MessageId
-    time: Annotated[MessageTime, _Otherwise(MessageTime())] = MessageTime()
+    time: Annotated[MessageTime, Otherwise(MessageTime())] = MessageTime()
     provider_id: Annotated[str | None, Shown] = None
     model_id: Annotated[str | None, Shown] = None
     agent: Annotated[str | None, Shown] = None
     summary: Flag = False
     cost: Cost = 0.0
-    tokens: Annotated[Tokens, _Otherwise(Tokens())] = Tokens()
+    tokens: Annotated[Tokens, Otherwise(Tokens())] = Tokens()
     finish: Annotated[str | None, Shown] = None
     error: Annotated[TurnError, Fields] | None = None
     structured: AnyJson = None
@@ -477,14 +477,21 @@ class ToolRef(Wire):
     call_id: str
 
 
+UNREAD_CALL = ToolRef(message_id=MessageId(""), call_id="")
+"""Stands for a call that cannot be read: nobody may take the request for one without a call."""
+Patterns = Annotated[list[str], Otherwise([])]
+"""Empty if any of them cannot be read. OpenCode asks for nothing without a pattern, so that no rule
+and no grant allows an empty list."""
+
+
 class PermissionRequest(Wire):
     id: RequestId
     session_id: SessionId
     permission: str
-    patterns: list[str] = []
-    always: list[str] = []
+    patterns: Patterns = []
+    always: Patterns = []
     metadata: Annotated[ShownObject, Fields] = {}
-    tool: Annotated[ToolRef | None, Shown] = None
+    tool: Annotated[ToolRef | None, Otherwise(UNREAD_CALL)] = None
     tells_reason: bool = True
     """Whether the model is given the reason of a refusal; not a field of OpenCode."""
 

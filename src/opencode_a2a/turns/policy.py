@@ -73,6 +73,7 @@ class Grant:
         """Whether this grant allows a request."""
         return (
             asked.type == "permission"
+            and bool(asked.patterns)  # else they could not be read
             and (owner.principal, owner.context_id) == (self.principal, self.context_id)
             and self.task_id in (None, owner.task_id)
             and (asked.permission, _place(asked)) == (self.permission, self.directory)
@@ -81,19 +82,18 @@ class Grant:
 
     def _fits(self, asked: Interrupted) -> bool:
         return all(
-            any(fits(pattern, allowed) for allowed in self.patterns)
-            for pattern in asked.patterns or ["*"]
+            any(fits(pattern, allowed) for allowed in self.patterns) for pattern in asked.patterns
         )
 
     def _covers_command(self, asked: Interrupted) -> bool:
         """Whether it allows a command line: as it was, or a plain command by a pattern."""
+        if asked.tool_input is None:  # it may run elsewhere
+            return False
         command = command_line(asked)
         if command is not None and command == self.exact:
-            return asked.tool_input is not None  # else it may run elsewhere
+            return True
         commands = asked.patterns if command is None else [command, *asked.patterns]
-        return bool(commands) and all(
-            any(covers(allowed, one) for allowed in self.patterns) for one in commands
-        )
+        return all(any(covers(allowed, one) for allowed in self.patterns) for one in commands)
 
 
 class Grants:
@@ -128,7 +128,10 @@ class Grants:
 
 
 def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
-    """Return what the rules do with a permission; they allow it only if they allow each pattern."""
+    """Return what the rules do with a permission; they allow it only if they allow each pattern.
+
+    Patterns that could not be read may be anything: no rule allows them.
+    """
     if asked.type != "permission" or asked.permission is None:
         return "ask"
     actions: set[Action] = set()
@@ -142,7 +145,7 @@ def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
         actions.add(action)
     if "deny" in actions:
         return "deny"
-    return "ask" if "ask" in actions else "allow"
+    return "ask" if "ask" in actions or not asked.patterns else "allow"
 
 
 def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:

@@ -15,6 +15,7 @@ from opencode_a2a.events import Json, JsonObject, Question, QuestionOption
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.jsonguard import as_object, loads, text_in
 from opencode_a2a.opencode.types import (
+    UNREAD_CALL,
     AnyObject,
     AssistantMessage,
     CompactionPart,
@@ -24,9 +25,11 @@ from opencode_a2a.opencode.types import (
     MessageTime,
     MessageWithParts,
     Moment,
+    Otherwise,
     Part,
     PartTime,
     PatchPart,
+    Patterns,
     PermissionRequest,
     PermissionRule,
     QuestionRequest,
@@ -421,14 +424,18 @@ class Source2(Wire):
         return ToolRef(message_id=self.message_id, call_id=self.id or self.call_id)
 
 
+UNREAD: Final = Source2(message_id=UNREAD_CALL.message_id)
+"""See ``UNREAD_CALL``."""
+
+
 class Permission2(Wire):
     id: RequestId
     session_id: SessionId
     action: str
-    resources: Readable[str] = Field(default_factory=list[str])
-    save: Readable[str] = Field(default_factory=list[str])
+    resources: Patterns = Field(default_factory=list[str])
+    save: Patterns = Field(default_factory=list[str])
     metadata: Annotated[ShownObject, Fields] = Field(default_factory=dict[str, Json])
-    source: Annotated[Source2 | None, Shown] = None
+    source: Annotated[Source2 | None, Otherwise(UNREAD)] = None
 
 
 def permission_of(asked: Permission2) -> PermissionRequest:
