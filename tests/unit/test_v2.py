@@ -20,7 +20,13 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.cli.doctor import check_rules, judge
 from opencode_a2a.config import OpenCodeSettings, load
-from opencode_a2a.errors import Feature, NotInOpenCodeError, UpstreamError, UpstreamNotFoundError
+from opencode_a2a.errors import (
+    Feature,
+    NotInOpenCodeError,
+    UpstreamError,
+    UpstreamNotFoundError,
+    UpstreamPayloadError,
+)
 from opencode_a2a.events import (
     Channel,
     ChannelReplaced,
@@ -1040,6 +1046,19 @@ async def prompted(standin: Standin, driver: OpenCode2, pages: Mapping[str, list
 
 NEW: Document = {"id": "msg_new", "type": "user", "text": "again", "time": {"created": 1}}
 END: Document = {"id": "msg_end", "type": "assistant", "content": [], "time": {"created": 2}}
+
+
+@pytest.mark.parametrize("listed", [[NEW], []])
+async def test_a_prompt_without_an_answer_is_not_given_that_of_an_earlier_turn(
+    standin: Standin, driver: OpenCode2, listed: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "POLL_SECONDS", 1.0)
+    monkeypatch.setattr(client, "AGENT_SECONDS", 1.0)
+
+    with pytest.raises(UpstreamPayloadError) as refused:
+        await prompted(standin, driver, {"limit=20&order=desc": [EARLIER, END, *listed]})
+
+    assert refused.value.detail == "the prompt has no answer"
 
 
 async def test_lost_work_of_an_earlier_turn_delays_an_answer_by_one_look(

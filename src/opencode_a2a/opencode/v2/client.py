@@ -586,7 +586,7 @@ class OpenCode2(Catalogues2):
             if idle >= (IDLE_LOOKS if self._leave_work(found[begin or 0 :]) else 1):
                 break
             await wait(stop, BACKGROUND_SECONDS)
-        for message in reversed(found):
+        for message in reversed([] if begin is None else found[begin:]):
             if isinstance(message.info, AssistantMessage):
                 return message
         raise UpstreamPayloadError(detail="the prompt has no answer")
