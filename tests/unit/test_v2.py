@@ -783,6 +783,22 @@ async def test_a_renamed_field_of_messages_is_said_once(standin: Standin) -> Non
     assert (finding.remedy, finding.failed) == (said, False)
 
 
+async def test_the_version_is_kept_while_nothing_answers(standin: Standin) -> None:
+    standin.answers |= {
+        "GET /api/info": {"version": "2.9.0", "pid": 1},
+        "GET /openapi.json": document(),
+    }
+    there = OpenCodeConnection(f"http://127.0.0.1:{standin.server_address[1]}")
+
+    async with there:
+        await there.choose()
+        standin.shutdown()
+        standin.server_close()
+        found = await there.choose()
+
+        assert (found.kind, there.driver.version) == (Kind.NOTHING, "2.9.0")
+
+
 @pytest.mark.parametrize(("status", "kind"), [(None, Kind.NOTHING), (503, Kind.FAILING)])
 async def test_a_contract_that_cannot_be_had_just_now_is_asked_for_again(
     standin: Standin, status: int | None, kind: Kind

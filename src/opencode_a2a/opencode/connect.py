@@ -102,7 +102,8 @@ class OpenCodeConnection:
             driver.contract = contract
         elif found.kind is Kind.V1:
             self._become(OpenCode1)
-        self._chosen.version = found.version
+        if found.usable:
+            self._chosen.version = found.version
         return found
 
     def _become(self, driver: type[D]) -> D:
