@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
@@ -319,6 +320,38 @@ async def test_a_malformed_event_is_a_gap_for_its_session_only() -> None:
 
         assert (await until(mine, "on"))[0] == Gap("malformed")
         assert len(await until(other, "on")) == 1
+
+
+async def test_malformed_events_are_said_once_and_the_store_is_not_read_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "UNREAD_SECONDS", 0.1)
+    stream = Stream()
+    nameless = sse("message.part.delta", ROOT, messageID="msg_1", partID="prt_1", field="text")
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        turn = feed.follow(ROOT)
+        with capture_logs() as records:
+            for connection in range(2):
+                began = asyncio.get_running_loop().time()
+                for _ in range(50):
+                    stream.say(nameless)
+                    await asyncio.sleep(0)
+
+                [gap] = await turn.batch()
+
+                assert gap == Gap("malformed")
+                assert asyncio.get_running_loop().time() - began >= 0.09
+                if connection == 0:
+                    stream.cut()
+                    stream.say(CONNECTED)
+                    while (await turn.batch())[-1] != Gap("connected"):
+                        pass
+
+    said = [one for one in records if one["event"] == "feed sent an event that could not be read"]
+    assert [(one["type"], one["error"]) for one in said] == [
+        ("message.part.delta", "KeyError: 'delta'")
+    ] * 2
 
 
 async def test_a_closed_subscription_hears_nothing_more() -> None:

@@ -30,6 +30,11 @@ from opencode_a2a.opencode.types import (
 class MalformedEventError(ValueError):
     """A known event has another form than OpenCode should send."""
 
+    def __init__(self, cause: Exception) -> None:
+        # The text of a validation error repeats the payload, which is the user's.
+        what = f": {cause.args[0]!r:.80}" if isinstance(cause, KeyError) else ""
+        super().__init__(f"{type(cause).__name__}{what}")
+
 
 class SessionEvent(Wire):
     """Base of the events of a session; ``directory`` is known on the global stream only."""
@@ -252,8 +257,7 @@ def decode(data: bytes) -> Event | None:
                     pass
         return model.model_validate(properties | head)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # The text of a validation error repeats the payload, which is the user's.
-        raise MalformedEventError(type(error).__name__) from error
+        raise MalformedEventError(error) from error
 
 
 def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | None:

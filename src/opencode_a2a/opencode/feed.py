@@ -40,6 +40,9 @@ FIRST_SECONDS = 5.0
 """Seconds that a new connection may be silent. OpenCode never answers on a connection that it
 accepted while it was starting. Doubled after each attempt: on a busy machine the first event only
 comes later."""
+UNREAD_SECONDS = 1.0
+"""Seconds that followers are not woken for an event that cannot be read: a release may have renamed
+a field of each piece of a text, and they read the store each time."""
 MAX_FRAME = 64 * 1024 * 1024
 """Bytes of one event."""
 LARGE = 64 * 1024
@@ -117,6 +120,8 @@ class Subscription:
     """Waiting text, up to the first item that is not text."""
     _inbox: list[FeedItem] = field(default_factory=list[FeedItem])
     """The waiting items after ``_text``."""
+    _later: bool = False
+    """Whether nothing waits but a gap that is to be delivered later."""
     _waiter: asyncio.Future[None] | None = None
     _on_text: OnText | None = None
 
@@ -132,7 +137,7 @@ class Subscription:
         While it waits, growing text is passed to ``on_text`` directly. Most events are text, and
         waking the follower for it would cost more than handling it.
         """
-        if self._text or self._inbox:
+        if (self._text or self._inbox) and not self._later:
             await asyncio.sleep(0)  # a follower that wakes itself must not starve the loop
         else:
             self._on_text = on_text
@@ -142,23 +147,36 @@ class Subscription:
             finally:
                 self._waiter = self._on_text = None
         items = [*self._text, *self._inbox]
-        self._text, self._inbox = [], []
+        self._text, self._inbox, self._later = [], [], False
         return items
 
     def put(self, item: FeedItem) -> None:
         """Add an item. A follower that is too slow gets a gap in place of all waiting items."""
+        self._later = False
         if len(self._text) + len(self._inbox) >= self.limit:
             self._text, self._inbox = [], []
             item = Gap("overflow")
             logger.warning("feed overflowed", sessions=len(self.sessions))
-        if type(item) is PartDelta and not self._inbox:
+        if type(item) is Gap and self._inbox[-1:] == [item]:
+            self._inbox[-1] = item  # what is read from now on has what both have missed
+        elif type(item) is PartDelta and not self._inbox:
             self._text.append(item)
         else:
             self._inbox.append(item)
 
+    def put_later(self, gap: Gap) -> None:
+        """Add a gap; deliver it with the next item, or when ``deliver`` is called."""
+        later = self._later or not (self._text or self._inbox)
+        self.put(gap)
+        self._later = later
+
+    def deliver(self) -> None:
+        self._later = False
+        self.flush()
+
     def flush(self) -> None:
         """Deliver the items that were put."""
-        if self._waiter is None or self._waiter.done():
+        if self._later or self._waiter is None or self._waiter.done():
             return
         if self._on_text is not None and self._text:
             text, self._text = self._text, []
@@ -217,6 +235,10 @@ class Feed:
         self._heard = HeardTexts() if keeps_texts else None
         self._touched: set[Subscription] = set()
         """Followers with new items, which are delivered at the end of the chunk."""
+        self._unread: set[Subscription] = set()
+        """Followers of events that could not be read, which are woken a little later."""
+        self._warned: set[bytes] = set()
+        """The types of such events of this connection."""
 
     def follow(self, root: SessionId, *, recovered: bool = False) -> Subscription:
         """Follow a session tree from now on; close the subscription when done.
@@ -242,6 +264,7 @@ class Feed:
         while True:
             connections, frames = self.connections, Frames()
             self._decoder = None
+            self._warned.clear()
             reason = "closed"
             try:
                 async with asyncio.timeout(patience) as deadline:
@@ -300,10 +323,15 @@ class Feed:
         try:
             events = decoder.decode(data)
         except MalformedEventError as error:
-            logger.warning(
-                "feed sent an event that could not be read", error=str(error), bytes=len(data)
-            )
-            self._put(followers, Gap("malformed"))
+            if kind not in self._warned:
+                self._warned.add(kind)
+                logger.warning(
+                    "feed sent an event that could not be read",
+                    type=kind.decode(),
+                    error=str(error),
+                    bytes=len(data),
+                )
+            self._put_unread(followers)
             if heard is not None:
                 heard.forget(SessionId(session.decode()))
             return
@@ -331,6 +359,19 @@ class Feed:
         for subscription in followers:
             subscription.put(item)
             self._touched.add(subscription)
+
+    def _put_unread(self, followers: Iterable[Subscription]) -> None:
+        """Put a gap where an event could not be read, and deliver it a little later."""
+        for subscription in followers:
+            subscription.put_later(Gap("malformed"))
+            if not self._unread:
+                asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._flush_unread)
+            self._unread.add(subscription)
+
+    def _flush_unread(self) -> None:
+        unread, self._unread = self._unread, set()
+        for subscription in unread:
+            subscription.deliver()
 
     def _flush(self) -> None:
         touched, self._touched = self._touched, set()

@@ -219,8 +219,7 @@ class Decoder2:
             frame = Frame(whole["id"] + "", session, whole, given)
             return [*EVENTS[whole["type"]](self, frame)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # The text of a validation error repeats the payload, which is the user's.
-            raise MalformedEventError(type(error).__name__) from error
+            raise MalformedEventError(error) from error
 
     def _of(self, session: SessionId) -> _Session:
         state = self._sessions.get(session)
