@@ -445,6 +445,17 @@ def test_an_event_of_an_unknown_type_is_logged_once_for_each_connection() -> Non
     assert [record["type"] for record in records] == ["session.turn.started"] * 2
 
 
+def test_a_known_event_that_names_no_session_is_logged_once_for_each_connection() -> None:
+    frame = b'{"id":"evt_1","type":"session.text.delta","data":{"session":"ses_1"}}'
+
+    with capture_logs() as records:
+        for wire in (Decoder2(Memory()), Decoder2(Memory())):
+            for data in (frame, frame, b'{"type":"server.connected"}'):
+                wire.head(data)
+
+    assert [record["type"] for record in records] == ["session.text.delta"] * 2
+
+
 @every_recording
 def test_every_event_that_was_recorded_is_known(recorded: Path) -> None:
     wire = Decoder2(Memory())

@@ -198,6 +198,8 @@ class Decoder2:
         self.overheard = frozenset(name.encode() for name in OVERHEARD)
         self._sessions = Recent[SessionId, _Session](KNOWN)
         self._known = {*self.followed, *(name.encode() for name in IGNORED)}
+        self._homeless = set[bytes]()
+        """The types of events that should have named a session and did not: nobody gets them."""
 
     def head(self, data: bytes) -> tuple[bytes, bytes]:
         kind, session = head_of(data)
@@ -206,6 +208,9 @@ class Decoder2:
             if kind.startswith((b"session.", b"permission.", b"form.")):
                 # Perhaps a new name for an event that turns need: they would end late and silent.
                 logger.warning("OpenCode 2 sends events of an unknown type", type=kind.decode())
+        elif not session and kind in self.followed and kind not in self._homeless:
+            self._homeless.add(kind)
+            logger.warning("OpenCode 2 sends events without a session", type=kind.decode())
         return kind, session
 
     def parent(self, kind: bytes, data: bytes) -> bytes:
