@@ -329,9 +329,10 @@ class Decoder2:
     def step_ended(self, frame: Frame) -> Iterator[Event]:
         finish = frame.data.get("finish") or ""
         yield frame.part(step_finish(frame.session, frame.message, finish))
-        yield from self.step_failed(frame)
+        yield from self.step_over(frame)
 
-    def step_failed(self, frame: Frame) -> Iterator[Event]:
+    def step_over(self, frame: Frame) -> Iterator[Event]:
+        """Tell what a step has used, and why it failed if it did."""
         state, message, data = self._of(frame.session), frame.message, frame.data
         known = state.steps.pop(message, None)
         if known is None:
@@ -489,7 +490,7 @@ EVENTS: Final[dict[str, Translate]] = {
     "session.input.admitted": Decoder2.enqueued,  # in previews
     "session.renamed": Decoder2.renamed,
     "session.step.ended": Decoder2.step_ended,
-    "session.step.failed": Decoder2.step_failed,
+    "session.step.failed": Decoder2.step_over,
     "session.tool.called": partial(Decoder2.tool, status="running"),
     "session.tool.failed": partial(Decoder2.tool, status="error"),
     "session.tool.input.started": partial(Decoder2.tool, status="streaming"),
