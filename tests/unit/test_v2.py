@@ -256,6 +256,16 @@ def test_a_turn_ends_as_on_1(build: str, name: str, outcome: Outcome, failure: s
 
 
 @every_build
+@pytest.mark.requirement("I25")
+def test_a_turn_is_completed_whatever_the_reason_of_its_end_is_called(build: str) -> None:
+    recording = Recording(Path(build, "plain-text.jsonl"))
+    for one in [*recording.listed, *(event["data"] for event in recording.events)]:
+        one.pop("finish", None)
+
+    assert ending(recording.read()).outcome is Outcome.COMPLETED
+
+
+@every_build
 def test_names_of_permissions_and_tools_are_those_of_1(build: str) -> None:
     events = Recording(Path(build, "permission-once.jsonl")).read()
 

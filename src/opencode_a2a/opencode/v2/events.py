@@ -61,6 +61,7 @@ from opencode_a2a.opencode.v2.messages import (
     Form2,
     Permission2,
     compaction,
+    finish_of,
     permission_of,
     prompt_message,
     question_of,
@@ -340,14 +341,14 @@ class Decoder2:
             return
         refused, error = message in state.refused, data.get("error")
         failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
-        finish = "tool-calls" if refused else data.get("finish")
+        finish = "tool-calls" if refused else finish_of(data.get("finish"), ended=not error)
         ended = AssistantMessage.model_validate(
             {
                 **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),
                 "time": {"created": known.time.created, "completed": frame.at},
                 "cost": data.get("cost"),
                 "tokens": data.get("tokens"),
-                "finish": None if finish == "error" else finish,
+                "finish": finish,
                 "error": failure,
             }
         )

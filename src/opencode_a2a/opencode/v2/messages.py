@@ -346,6 +346,15 @@ def step_start(session: SessionId, message: MessageId, number: int) -> StepStart
     return StepStartPart(id=f"{message}:s{number}", session_id=session, message_id=message)
 
 
+def finish_of(told: str | None, *, ended: bool) -> str | None:
+    """Return why a step ended, for which 1.x has the same words.
+
+    One that ``ended`` without an error has a reason, also if a release calls the field otherwise:
+    without one it would be taken for broken off.
+    """
+    return None if told == "error" else told or ("stop" if ended else None)
+
+
 def step_finish(session: SessionId, message: MessageId, reason: str) -> StepFinishPart:
     return StepFinishPart(id=f"{message}:f", session_id=session, message_id=message, reason=reason)
 
@@ -376,7 +385,7 @@ def _answer(session: SessionId, parent: MessageId, message: Message2) -> Message
         parts.append(
             PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
         )
-    finish = None if message.finish == "error" else message.finish
+    finish = finish_of(message.finish, ended=bool(message.time.completed and not message.error))
     error = turn_error(message.error) if message.error else None
     if message.refused:
         finish, error = "tool-calls", None
