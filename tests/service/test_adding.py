@@ -179,6 +179,22 @@ async def test_a_canceled_task_drops_what_was_queued(
     (await caller.ask("send", caller.message("more", taskId=task_id))).refuses(UNSUPPORTED)
 
 
+async def test_a_canceled_task_that_was_queued_drops_what_was_added(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    first = await begin_held(caller, opencode)
+    context = (await caller.get(first)).context_id
+    async with caller.stream("later", context=context) as following:
+        await following.until(lambda update: update.progress is not None)
+        await caller.begin("more", task=following.task.id, metadata=QUEUE)
+        await caller.cancel(following.task.id)
+        await following.rest()
+    opencode.release()
+
+    told = [one.progress["status"] for one in following.updates if is_message(one.progress)]
+    assert (following.task.state, told) == ("canceled", ["accepted", "dropped"])
+
+
 async def test_a_message_in_place_of_the_turn_refuses_nothing_that_is_asked_later(
     opencode: FakeOpenCode, serve: Serve
 ) -> None:

@@ -27,6 +27,7 @@ from opencode_a2a.clock import SHARED_CLOCK
 from opencode_a2a.cluster.mailbox import Mailbox
 from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import TaskId
 from opencode_a2a.notices import pages
 from opencode_a2a.notices.links import Signer, Subject
 from opencode_a2a.push import loop
@@ -224,6 +225,25 @@ async def test_every_target_is_told_once_of_a_request_and_once_of_the_end(
     assert (settled["by"], settled["resolution"]) == ("stranger 0", "once")
     # A caller knows nothing of these rows, and can neither count nor delete them.
     assert await caller.method("opencode.webhooks.list", {}) == {"items": []}
+
+
+@pytest.mark.requirement("I23")
+async def test_a_link_shows_no_request_but_its_own(
+    service: Running, person: Caller, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    opencode.play("permission-two-parallel-always-first")
+    begun = await person.begin("run both")
+    first, second = [Phone(service, url) for url in await waits(receiver, 2)]
+    running = parts_of(service).tasks.open.get(TaskId(begun.id))
+    assert running is not None
+
+    seen = list[int]()
+    for phone in (second, first, second):
+        assert "asked" in await phone.show()
+        seen.append(running.log.seen.newest)
+    await person.cancel(begun.id)
+
+    assert seen == [0, 1, 2]
 
 
 @pytest.mark.requirement("I23")

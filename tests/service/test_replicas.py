@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 import orjson
@@ -14,10 +14,14 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from opencode_a2a.cluster import mailbox, ownership
+from opencode_a2a.errors import UpstreamBackpressureError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import MessageId, SessionId
+from opencode_a2a.opencode.driver import Driver
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks import service
+from opencode_a2a.tasks import recovery, service
+from opencode_a2a.turns.snapshot import messages_since
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
@@ -465,7 +469,16 @@ async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_pat
 async def test_a_task_that_no_replica_runs_is_canceled_and_stopped_by_the_next_owner(
     fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tries = list[str]()
+
+    async def busy_at_first(opencode: Driver, session: SessionId, prompt: MessageId) -> Any:
+        tries.append(session)
+        if len(tries) == 1:
+            raise UpstreamBackpressureError
+        return await messages_since(opencode, session, prompt)
+
     monkeypatch.setattr(mailbox, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(recovery, "messages_since", busy_at_first)
     async with (
         FakeOpenCode(fake.workspace).running() as second,
         cluster([second], tmp_path) as replicas,
@@ -492,6 +505,7 @@ async def test_a_task_that_no_replica_runs_is_canceled_and_stopped_by_the_next_o
         later = await Caller(back).get(asked.id)
         replied = len(second.replies)
 
+    assert len(tries) == 2
     assert (asked.state, canceled.state) == ("input_required", "canceled")
     assert "UPSTREAM_ABORT_UNCONFIRMED" in str(canceled.raw)
     assert following.task.state == "canceled"

@@ -876,19 +876,28 @@ async def test_a_permission_that_is_not_pending_is_not_found(
         await driver.reply_permission(PER, "once", at=Location("/w"))
 
 
+SWITCHED = {"id": "msg_s", "type": "model-switched", "time": {"created": 1}}
+
+
+@pytest.mark.parametrize("oldest", [[], [SWITCHED]])
 async def test_an_answer_finds_its_prompt_on_an_earlier_page(
-    standin: Standin, driver: OpenCode2
+    standin: Standin, driver: OpenCode2, oldest: list[dict[str, Any]]
 ) -> None:
     prompt = {"id": "msg_0", "type": "user", "text": "hello", "time": {"created": 1}}
     answers: list[dict[str, Any]] = [
         {"id": f"msg_{n}", "type": "assistant", "content": [], "time": {"created": n}}
         for n in (2, 1)
     ]
+    answers += oldest
+    size = len(answers)
     path = f"GET /api/session/{SES}/message"
-    standin.answers[f"{path}?limit=2&order=desc"] = {"data": answers, "cursor": {"next": "older"}}
+    standin.answers[f"{path}?limit={size}&order=desc"] = {
+        "data": answers,
+        "cursor": {"next": "older"},
+    }
     standin.answers[f"{path}?cursor=older"] = {"data": [prompt], "cursor": {"next": None}}
 
-    page = await driver.messages(SES, limit=2)
+    page = await driver.messages(SES, limit=size)
 
     assert [(one.info.id, getattr(one.info, "parent_id", None)) for one in page.items] == [
         ("msg_1", "msg_0"),

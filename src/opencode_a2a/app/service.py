@@ -274,4 +274,5 @@ class Service:
         else:
             logger.critical("a part of the service failed", part=part, exc_info=error)
         self.failed = True
-        signal.raise_signal(signal.SIGTERM)
+        if not self.server.should_exit:  # a second signal would hurry the stop
+            signal.raise_signal(signal.SIGTERM)

@@ -236,8 +236,12 @@ class LinkPages:
             if asked.type == "plan":
                 text = log.state.channels.get(Channel.PLAN)
                 shown["plan"] = text.text if text is not None else ""
-            # A plain "yes" elsewhere counts from now on for this request, too.
-            log.note_seen_number(asked.number or 0)
+            # A plain "yes" elsewhere counts from now on for this request, too; but not if it would
+            # then count for one before it that nobody was shown.
+            number = asked.number or 0
+            before = [n for one in log.state.status.pending if (n := one.number or 0) < number]
+            if max(before, default=0) <= log.seen.newest:
+                log.note_seen_number(number)
         return _response(shown)
 
     async def _answer(self, request: Request) -> Response:

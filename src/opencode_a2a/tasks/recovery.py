@@ -17,7 +17,12 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.cluster.fleet import Fleet, Member
-from opencode_a2a.errors import ServiceError, StoreUnavailableError
+from opencode_a2a.errors import (
+    ServiceError,
+    SessionNotFoundError,
+    StoreUnavailableError,
+    UpstreamNotFoundError,
+)
 from opencode_a2a.events import (
     Emitted,
     Failure,
@@ -73,6 +78,8 @@ REQUEST_LOST = Failure(
     "The service was restarted and no longer knows the request. Send it again.",
 )
 UNOWNED = "No replica of the service runs the task any more."
+STOP_AGAIN_SECONDS = (1.0, 5.0, 30.0)
+"""How long to wait after each attempt to stop the turn of a canceled task."""
 UNSTOPPED_SECONDS = 86_400
 """After this long, do not abort the turn of a task that was canceled while it had no owner."""
 UNKNOWN_AFTER_SECONDS = 2.0
@@ -301,25 +308,40 @@ async def stop_canceled(database: Database, member: Member) -> None:
     rows = await database.read_until_available(
         task_rows.unstopped, member.name, now_ms() - UNSTOPPED_SECONDS * 1000
     )
-    for row in rows:
-        await member.turns.feed.up.wait()
-        opencode = member.turns.opencode
-        try:
-            session_id = load_task(row).status.session_id
-            prompt = None if row.request is None else load_request(row.request).user_message_id
-        except Exception:  # as in ``Recovery``
-            logger.exception("task could not be read", task_id=row.id)
-            session_id = prompt = None
-        if session_id is not None and prompt is not None:
-            lock = member.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
+    # One that waits for its session holds up no other.
+    await asyncio.gather(*(_stop_canceled_one(database, member, row) for row in rows))
+
+
+async def _stop_canceled_one(database: Database, member: Member, row: TaskRow) -> None:
+    """Stop the turn of a canceled task, and forget its request once that is done.
+
+    If OpenCode cannot be asked, the request stays for the next owner.
+    """
+    await member.turns.feed.up.wait()
+    opencode = member.turns.opencode
+    try:
+        session_id = load_task(row).status.session_id
+        prompt = None if row.request is None else load_request(row.request).user_message_id
+    except Exception:  # as in ``Recovery``
+        logger.exception("task could not be read", task_id=row.id)
+        session_id = prompt = None
+    if session_id is not None and prompt is not None:
+        lock = member.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
+        for seconds in STOP_AGAIN_SECONDS:
             try:
                 async with lock:
                     found = await messages_since(opencode, session_id, prompt)
                     if [one.info.id for one in found if one.info.role == "user"] == [prompt]:
                         await opencode.abort_session(session_id)
+                break
+            except (SessionNotFoundError, UpstreamNotFoundError):
+                break
             except (ServiceError, TimeoutError) as error:
                 logger.warning("canceled task was not stopped", task_id=row.id, cause=str(error))
-        await database.write_until_stored(task_rows.set_request, row.no, None)
+            await asyncio.sleep(seconds)
+        else:
+            return
+    await database.write_until_stored(task_rows.set_request, row.no, None)
 
 
 async def stop_unknown(database: Database, member: Member, is_ours: IsOurs) -> None:

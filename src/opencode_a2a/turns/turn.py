@@ -29,6 +29,7 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import Owner, SessionId
 from opencode_a2a.messages import Added, TurnRequest
 from opencode_a2a.opencode.driver import Location
+from opencode_a2a.store.database import Write
 from opencode_a2a.turns.attempt import (
     AGAIN_SECONDS,
     AWAY_SECONDS,
@@ -178,7 +179,8 @@ class Turn(Job):
         except TimeoutError:
             raise UpstreamUnreachableError from None
         except TurnCanceledError:
-            await log.append([Finished(Outcome.CANCELED)], session and session.link)
+            link = session and session.link
+            await self._end_unfollowed(log, Finished(Outcome.CANCELED), link)
             return None
         return session
 
@@ -302,11 +304,11 @@ class Turn(Job):
             else:  # the earlier turn has no interrupts yet: it is about to begin
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _end_unfollowed(self, log: Log, end: Finished) -> None:
+    async def _end_unfollowed(self, log: Log, end: Finished, link: Write | None = None) -> None:
         """End a turn that follows no session: its interrupts are void, its messages dropped."""
         dropped = [addition.progress("dropped", DROPPED) for addition in self.additions]
         events = await self.interrupts.ask_and_settle([*self.interrupts.voided(), *dropped, end])
-        await log.append(events)
+        await log.append(events, link)
         self.interrupts.note_logged()
 
 

@@ -375,7 +375,7 @@ class OpenCode2(Catalogues2):
         return _session_of(await self.data(Session2, "POST", _path(session_id, "/fork"), body=body))
 
     async def _newest(self, session_id: SessionId) -> MessageId | None:
-        page = await self._page(session_id, {"limit": 1})
+        page = await self._page(session_id, {"limit": 1, "order": "desc"})
         return page.data[0].id if page.data else None
 
     async def summarize_session(
@@ -436,7 +436,8 @@ class OpenCode2(Catalogues2):
                 break
         # The prompt of the oldest answer may be on an earlier page.
         earlier, rest, parent = cursor, list[Message2](), UNKNOWN
-        if found and found[-1].type == "assistant":
+        oldest = (one for one in reversed(found) if one.type == "assistant" or _is_prompt(one))
+        if (first := next(oldest, None)) is not None and not _is_prompt(first):
             while earlier and parent == UNKNOWN:
                 page = await self._page(session_id, {"cursor": earlier})
                 parent = next((one.id for one in page.data if _is_prompt(one)), UNKNOWN)

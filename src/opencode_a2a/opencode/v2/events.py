@@ -341,14 +341,14 @@ class Decoder2:
             return
         refused, error = message in state.refused, data.get("error")
         failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
-        finish = "tool-calls" if refused else finish_of(data.get("finish"), ended=not error)
+        finish = finish_of(data.get("finish"), None if error else "stop")
         ended = AssistantMessage.model_validate(
             {
                 **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),
                 "time": {"created": known.time.created, "completed": frame.at},
                 "cost": data.get("cost"),
                 "tokens": data.get("tokens"),
-                "finish": finish,
+                "finish": "tool-calls" if refused else finish,
                 "error": failure,
             }
         )

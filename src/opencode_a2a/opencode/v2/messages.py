@@ -216,6 +216,8 @@ def tool_state(name: str, call: Call2) -> ToolState:
             shown = (one.text for one in call.content if one.type == "text")
             text = "\n".join(one for one in shown if not _NOTE.match(one))
             return ToolCompleted(input=given, output=text, metadata=metadata or None)
+        case other if other != "error" and call.error is None:  # a word that is not known
+            return ToolRunning(input=given, metadata=metadata or None)
         case _:
             message = call.error.message if call.error else ""
             error = REFUSED.get(message, message)
@@ -346,13 +348,13 @@ def step_start(session: SessionId, message: MessageId, number: int) -> StepStart
     return StepStartPart(id=f"{message}:s{number}", session_id=session, message_id=message)
 
 
-def finish_of(told: str | None, *, ended: bool) -> str | None:
+def finish_of(told: str | None, otherwise: str | None) -> str | None:
     """Return why a step ended, for which 1.x has the same words.
 
-    One that ``ended`` without an error has a reason, also if a release calls the field otherwise:
-    without one it would be taken for broken off.
+    ``otherwise`` is for a release that calls the field otherwise: a step that ended without an
+    error and without a reason would be taken for broken off.
     """
-    return None if told == "error" else told or ("stop" if ended else None)
+    return None if told == "error" else told or otherwise
 
 
 def step_finish(session: SessionId, message: MessageId, reason: str) -> StepFinishPart:
@@ -385,7 +387,9 @@ def _answer(session: SessionId, parent: MessageId, message: Message2) -> Message
         parts.append(
             PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
         )
-    finish = finish_of(message.finish, ended=bool(message.time.completed and not message.error))
+    guess = "tool-calls" if message.content and message.content[-1].type == "tool" else "stop"
+    ended = message.time.completed and not message.error
+    finish = finish_of(message.finish, guess if ended else None)
     error = turn_error(message.error) if message.error else None
     if message.refused:
         finish, error = "tool-calls", None
