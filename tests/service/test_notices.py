@@ -482,7 +482,7 @@ async def test_a_tap_at_another_replica_is_too_late_alike(
         dropping = await drop.answer("plan.drop")
         await person.send("yes", task=allowed.id)
         with monkeypatch.context() as patch:  # nobody has to be asked
-            patch.delattr(Mailbox, "ask")
+            patch.delattr(Mailbox, "forward")
             settled = await permission.answer("permission.reply", reply="reject")
         opencode.play("plain-text")
         late = list[tuple[int, str]]()

@@ -695,7 +695,7 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
             raise UpstreamUnreachableError
 
         monkeypatch.setattr(SharedTurns, "check_reachable", wait_for_opencode)
-        monkeypatch.setattr(desk.tasks.mailbox, "ask", ask)
+        monkeypatch.setattr(desk.tasks.mailbox, "forward", ask)
         more = replace(order("m3"), task_id=task.log.ref.id)
         inside = asyncio.create_task(desk.tasks.sending.submit(more))
         await reached.wait()

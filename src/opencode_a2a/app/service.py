@@ -226,7 +226,7 @@ class Service:
         with _whatever_happens("telling what is open"):
             if self.keeps_waiting:
                 parts.keep_opencodes()
-            if self._report is not None:
+            if self._report is not None and server.started:  # else the start has failed
                 with suppress(OSError):  # the terminal may be gone
                     telemetry.OPERATOR.info("stopping", **self._report.stopping())
 
