@@ -27,11 +27,13 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
+    DiffChanged,
     Finished,
     Interrupted,
     Outcome,
     Progressed,
     Resolution,
+    ResultGiven,
     Resumed,
     SessionBound,
     Started,
@@ -42,7 +44,15 @@ from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.log import log as live
 from opencode_a2a.log.log import LogReader, LogWriter, ReadableLog, TaskLog
 from opencode_a2a.log.seen import SETTLED_SECONDS, UNREAD_SECONDS
-from opencode_a2a.log.state import BATCH_BYTES, Cursor, Entry, State, TaskState
+from opencode_a2a.log.state import (
+    BATCH_BYTES,
+    Cursor,
+    Entry,
+    LogEvent,
+    State,
+    TaskState,
+    dump_entries,
+)
 from opencode_a2a.log.stored import Replay
 from opencode_a2a.messages import (
     Answered,
@@ -57,7 +67,7 @@ from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.server.operations import Events, TaskStream
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import entries, tasks
-from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.store.tasks import TaskRow, load_segments
 from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.service import TaskService
@@ -301,6 +311,36 @@ async def test_a_reader_is_given_large_texts_a_few_at_a_time(
                 batches.append(sum(map(len, texts)))
             assert sum(batches) == wanted * piece
             assert max(batches) <= BATCH_BYTES + 8 * piece
+
+
+@pytest.mark.requirement("I8")
+async def test_events_are_read_and_stored_a_few_at_a_time_whatever_is_large_in_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "TAIL", 1000)
+    large = "x" * live.PIECE
+    tool = ToolChanged(MessageId("msg_1"), "prt_1", "call_1", "write", "running")
+    asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"))
+    events: list[LogEvent] = [
+        replace(tool, input={"content": large}),
+        replace(tool, metadata={"diff": large}),
+        DiffChanged([], large),
+        ResultGiven({"rows": [large]}),
+        Progressed("todo", "updated", todos=[{"content": large}]),
+        Answered(order("m2", large).message),
+        replace(asked, metadata={"diff": large}),
+    ]
+
+    async with office() as desk, asyncio.timeout(60):
+        log = await desk.task()
+        await log.append([event for event in events for _ in range(20)])
+        reader, read = LogReader(log, Cursor(1)), list[list[Entry]]()
+        while sum(map(len, read)) < 20 * len(events):
+            read.append(await reader.next())
+        stored = await desk.database.read(load_segments, log.no, 2, 1000)
+
+    assert max(len(dump_entries(entries)) for entries in read) < 2 * BATCH_BYTES
+    assert max(len(segment.data) for segment in stored) < 2 * BATCH_BYTES
 
 
 @pytest.mark.requirement("I8")

@@ -50,8 +50,8 @@ from opencode_a2a.messages import Added, Answered, Message, PromptPart, Routing,
 from opencode_a2a.rights import Rights
 
 BATCH_BYTES = 256 * 1024
-"""Bytes of text after which no further entry is handed to a reader at once. What a reader that does
-not read holds in memory is about one batch, encoded."""
+"""Bytes of events after which no further entry is handed to a reader at once. What a reader that
+does not read holds in memory is about one batch, encoded."""
 
 
 class State(StrEnum):
@@ -203,6 +203,16 @@ class Entry:
     """The status after the event, if the event is shown as a status or changed it."""
     changes_state: bool = False
     """Whether readers see that it changed the state, or asked a person something more."""
+    _size: int | None = field(default=None, compare=False)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the event has, measured once: every reader asks for it."""
+        if isinstance(self.event, Grew):  # most entries are
+            return len(self.event.text)
+        if self._size is None:
+            self._size = len(encode(self.event))
+        return self._size
 
     @property
     def stops(self) -> bool:
@@ -216,18 +226,10 @@ class Entry:
 
 
 def bounded(entries: list[Entry]) -> list[Entry]:
-    """Return the first entries of a list, but at least one, up to ``BATCH_BYTES`` of text."""
+    """Return the first entries of a list, but at least one, up to about ``BATCH_BYTES``."""
     size = 0
     for count, entry in enumerate(entries, 1):
-        match entry.event:
-            case Grew(text=text):
-                size += len(text)
-            case ToolChanged(output=output, error=error):
-                size += len(output or "") + len(error or "")
-            case ChannelReplaced(parts=parts):
-                size += sum(len(text) for _, text in parts)
-            case _:
-                pass
+        size += entry.size
         if size >= BATCH_BYTES:
             return entries[:count]
     return entries
