@@ -11,6 +11,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json
+from opencode_a2a.extensions import dispatch
 from tests.support.answers import RefusedError
 from tests.support.caller import Caller, stray
 from tests.support.front import started
@@ -259,3 +260,40 @@ async def test_lists_leave_out_an_opencode_without_the_workspace(pair: Pair) -> 
 
     assert nowhere.reason == "UPSTREAM_HTTP_ERROR"
     assert [one["id"] for one in listed["items"]] == [task.session_id]
+
+
+@pytest.mark.sqlite_only
+async def test_a_list_asks_all_opencodes_at_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "OTHERS_SECONDS", 60.0)
+    async with pair.serving() as service, asyncio.timeout(30):
+        caller = Caller(service)
+        task = await caller.send("one")
+        pair.a.listing.clear()
+        asked = asyncio.gather(pair.a.asked("sessions", 1), pair.b.asked("sessions", 1))
+        listing = asyncio.create_task(caller.method("opencode.sessions.list", {}))
+        await asked
+        pair.a.listing.set()
+        listed = await listing
+
+    assert [one["id"] for one in listed["items"]] == [task.session_id]
+
+
+@pytest.mark.sqlite_only
+async def test_lists_leave_out_an_opencode_that_hangs(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "OTHERS_SECONDS", 1.0)
+    async with pair.serving(a={"drain": True}) as service, asyncio.timeout(30):
+        caller = Caller(service)
+        task = await caller.send("one")
+        pair.a.listing.clear()
+        listed = await caller.method("opencode.sessions.list", {})
+        pair.b.listing.clear()
+        none = await caller.refused("opencode.sessions.list", {})
+        for opencode in (pair.a, pair.b):
+            opencode.listing.set()
+
+    assert [one["id"] for one in listed["items"]] == [task.session_id]
+    assert none.reason == "UPSTREAM_UNREACHABLE"

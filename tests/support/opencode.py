@@ -185,6 +185,9 @@ class FakeOpenCode:
         self.changing = asyncio.Event()
         """Clear it to let changes of sessions wait before they are made."""
         self.changing.set()
+        self.listing = asyncio.Event()
+        """Clear it to let lists of sessions wait."""
+        self.listing.set()
         self.stopping = asyncio.Event()
         """Clear it to let aborts wait before turns stop."""
         self.stopping.set()
@@ -256,7 +259,9 @@ class FakeOpenCode:
             await asyncio.gather(*self._playing)
 
     async def asked(
-        self, what: Literal["status", "abort", "change", "agents", "session"], times: int
+        self,
+        what: Literal["status", "abort", "change", "agents", "session", "sessions"],
+        times: int,
     ) -> None:
         """Wait until it was asked so often, from now on, for something, or told to do something."""
         wanted = self._asked[what] + times
@@ -443,6 +448,8 @@ class FakeOpenCode:
         workspaces: list[Any] = [None, *(one["id"] for one in cast("list[Any]", self.workspaces))]
         if request.query_params.get("workspace") not in workspaces:
             return Response("Unexpected server error", 500, media_type="text/plain")  # as 1.18 does
+        await self._count("sessions")
+        await self.listing.wait()
         return _json([*self._sessions.values()])
 
     async def _session(self, request: Request) -> Response:

@@ -37,6 +37,7 @@ from opencode_a2a.errors import (
     Off,
     ServiceError,
     UpstreamError,
+    UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import Json, JsonObject
@@ -154,34 +155,39 @@ class Dispatcher:
     async def _in_every(self, request: MethodRequest, call: Call) -> list[Payload]:
         """Return the results of a method for all OpenCodes, those of this replica first.
 
-        Servers that are unreachable or return an error are left out, and so are slow replicas.
-        Raise what an OpenCode of this replica raises if there is no result at all.
+        Servers that are unreachable, slow or return an error are left out. Raise what an OpenCode
+        of this replica raises if there is no result at all. One that is alone is waited for as in
+        every other method.
         """
         method, fleet = self._methods[request.method], self.deps.fleet
         _ = call.at  # refuses a directory that may not be named, though others are asked as well
         members = [member for member in fleet.members.values() if member.owned and member.up]
         if not members and not fleet.census.has_others:
             members = [call.member]  # to raise what is wrong with it
-        results: list[Payload] = []
-        failure: ServiceError | None = None
-        for member in members:
-            try:
-                results.append(await method.handler(replace(call, member=member), call.params))
-            except ServiceError as error:  # such as for a workspace that only another one has
-                failure = failure or error
+        upstreams = await self.deps.tasks.mailbox.others()
+        seconds = OTHERS_SECONDS if len(members) + len(upstreams) > 1 else None
 
-        async def ask(upstream: str) -> Payload | None:
+        async def ask_here(member: Member) -> Payload | ServiceError:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await method.handler(replace(call, member=member), call.params)
+            except TimeoutError:
+                return UpstreamTimeoutError()
+            except ServiceError as error:  # such as for a workspace that only another one has
+                return error
+
+        async def ask_there(upstream: str) -> Payload | None:
             # A replica of another version may send what cannot be read.
             with suppress(ServiceError, TimeoutError, ValidationError):
-                async with asyncio.timeout(OTHERS_SECONDS):
+                async with asyncio.timeout(seconds):
                     narrowed = replace(request, only=upstream)
                     result = await self._calls.run_at_owner(upstream, narrowed)
                     return read_result(method.result, result)
             return None
 
-        upstreams = await self.deps.tasks.mailbox.others()
-        replies = await asyncio.gather(*map(ask, upstreams))
-        results += [reply for reply in replies if reply is not None]
+        replies = await asyncio.gather(*map(ask_here, members), *map(ask_there, upstreams))
+        results = [reply for reply in replies if isinstance(reply, Payload)]
+        failure = next((reply for reply in replies if isinstance(reply, ServiceError)), None)
         if failure is not None and not results:
             raise failure
         return results
