@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import httpx2
 import pytest
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
@@ -194,6 +195,43 @@ async def test_a_reader_who_does_not_read_is_cut_off() -> None:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
         await ask(reader, read=False)
         await closed.wait()
+
+
+async def test_a_reader_who_has_not_read_the_answer_before_is_cut_off() -> None:
+    source, ended = Source(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/large":
+            await Response(b"x" * 20_000_000)(scope, receive, send)
+            return
+        await stream_app(source.frames, send_seconds=0.2)(scope, receive, send)
+        ended.set()
+
+    async with asyncio.timeout(20), running(app) as url, raw(url) as reader:
+        reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
+        await reader.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        await ask(reader, read=False)
+        await ended.wait()
+
+
+@pytest.mark.parametrize("fails_at", range(4), ids=["start", "first comment", "frame", "end"])
+async def test_a_connection_that_breaks_ends_the_stream(fails_at: int) -> None:
+    source, sent = Source(), list[Message]()
+    source.queue.put_nowait(b"data: a\n\n")
+    source.queue.put_nowait(None)
+
+    async def send(message: Message) -> None:  # as ASGI 2.4 has it
+        if len(sent) == fails_at:
+            raise OSError
+        sent.append(message)
+
+    async def receive() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    async with asyncio.timeout(60):
+        await response(lambda _: source.frames())({"type": "http", "method": "GET"}, receive, send)
+
+    assert len(sent) == fails_at
 
 
 async def test_frames_that_are_written_at_once_are_in_order_with_the_others() -> None:

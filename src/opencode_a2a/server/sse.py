@@ -172,7 +172,7 @@ class EventStream:
         self._streams.add(self)
         with metrics.STREAM_ACTIVE.track_inprogress():
             try:
-                ending = await self._run(receive, send)
+                ending = await self._run(receive)
             finally:
                 self._streams.discard(self)
         metrics.STREAM_ENDED.labels(ending).inc()
@@ -185,15 +185,40 @@ class EventStream:
                 abort()
                 await _disconnect(receive)
 
-    async def _run(self, receive: Receive, send: Send) -> Ending:
+    async def _run(self, receive: Receive) -> Ending:
         """Write everything there is to write; return why it ended."""
         own = [(k.lower().encode(), v.encode()) for k, v in self._headers.items()]
         start = {"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *own]}
-        await send(start)
-        # A proxy may keep the headers back until there is a body.
-        await send(_chunk(_PING))
         gone = asyncio.create_task(_disconnect(receive), name="reader")
         gone.add_done_callback(lambda _: self.end(Ending.DISCONNECTED))
+        try:
+            # A proxy may keep the headers back until there is a body.
+            failed = await self._sent(start, _chunk(_PING))
+            ending = failed or await self._write_frames()
+        finally:
+            gone.cancel()
+        self._ending = ending
+        if ending in (Ending.DISCONNECTED, Ending.STALLED):
+            return ending
+        last = b""
+        if ending is not Ending.COMPLETE:
+            last = self._error_frame(StreamEndedError(cause=ending.value))
+        return await self._sent({"type": "http.response.body", "body": last}) or ending
+
+    async def _sent(self, *messages: Message) -> Ending | None:
+        """Send messages; return why the stream ends if the reader does not take them."""
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                for message in messages:
+                    await self._send(message)
+        except TimeoutError:
+            return Ending.STALLED
+        except OSError:
+            return Ending.DISCONNECTED
+        return None
+
+    async def _write_frames(self) -> Ending:
+        """Write the frames until there are no more, or the stream is ended; return why it ended."""
         ending, most = Ending.COMPLETE, self._limits.max_bytes
         try:
             async with (
@@ -215,20 +240,7 @@ class EventStream:
             # The outermost edge of a stream: the reader must hear of it, whatever it was.
             logger.exception("stream failed")
             ending = Ending.FAILED
-        finally:
-            gone.cancel()
-        ending = self._ending = self._ending or ending
-        if ending in (Ending.DISCONNECTED, Ending.STALLED):
-            return ending
-        last = b""
-        if ending is not Ending.COMPLETE:
-            last = self._error_frame(StreamEndedError(cause=ending.value))
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await send({"type": "http.response.body", "body": last})
-        except TimeoutError:
-            return Ending.STALLED
-        return ending
+        return self._ending or ending
 
     def _write(self, chunk: bytes) -> bool:
         """Write a chunk at once, unless it has to wait or is too much."""
