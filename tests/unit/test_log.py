@@ -270,20 +270,25 @@ async def test_a_binding_may_read_a_stream_without_being_woken_for_each_piece_of
     async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         stream = TaskStream(LogReader(log), render.task_event(log.state))
-        await log.append([Started(), grew("Hel", opens=True), grew("lo")])
+        batches: list[Events] = [await stream.next(V1)]
+        waiting = asyncio.create_task(stream.next(V1))
+        await asyncio.sleep(0)  # it waits now
+        log.append_now([grew("Hel", opens=True)])
+        for text in ("l", "o"):
+            log.append_now([grew(text)])
+        batches.append(await waiting)
         await log.append([Finished(Outcome.COMPLETED)])
-
-        batches: list[Events] = []
         while events := await stream.next(V1):
             batches.append(events)
 
         assert [[cursor for cursor, _ in events] for events in batches] == [
             [b"1"],
-            [b"2", b"3", b"4", b"5"],
+            [b"2", b"3", b"4"],
+            [b"5"],
         ]
         assert [list(orjson.loads(body)) for events in batches for _, body in events] == [
             ["task"],
-            ["statusUpdate"],
+            ["artifactUpdate"],
             ["artifactUpdate"],
             ["artifactUpdate"],
             ["statusUpdate"],
