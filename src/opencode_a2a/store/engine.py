@@ -14,7 +14,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -24,10 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from opencode_a2a import __version__
 from opencode_a2a.clock import Lease
 from opencode_a2a.databases import DatabaseKind
-from opencode_a2a.store.replicas import MAIL_FORMAT, ReplicaRow, UpstreamRow
-
-if TYPE_CHECKING:
-    from opencode_a2a.store.postgres_listener import Notifications
+from opencode_a2a.store.replicas import MAIL_FORMAT, Census, ReplicaRow, UpstreamRow
 
 T = TypeVar("T")
 
@@ -129,6 +126,20 @@ class Examined(NamedTuple):
     """Whether notifications arrive."""
     live: list[ReplicaRow]
     upstreams: list[UpstreamRow]
+
+
+class Notifications(Protocol):
+    """What ``Engine.listen`` needs of the database."""
+
+    census: Census
+    lease: Lease
+
+    @property
+    def replica(self) -> int | None: ...
+
+    def notify(self, text: str, /, *, alone: bool = False) -> None: ...
+
+    def dispatch(self, text: str, /) -> None: ...
 
 
 class Engine(ABC):
@@ -243,7 +254,7 @@ class Engine(ABC):
     def notify(self, texts: list[str]) -> None:  # noqa: B027 - see above
         """Send these texts to all processes that listen; they may be lost."""
 
-    async def listen(self, database: "Notifications") -> None:  # noqa: B027 - see above
+    async def listen(self, database: Notifications) -> None:  # noqa: B027 - see above
         """Dispatch the notifications of other processes, until this is cancelled."""
 
     def stop(self) -> None:  # noqa: B027 - see above

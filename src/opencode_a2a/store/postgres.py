@@ -39,6 +39,7 @@ from opencode_a2a.store.engine import (
     DatabaseError,
     Engine,
     Examined,
+    Notifications,
     PendingWrite,
     Replica,
     WriteResult,
@@ -50,7 +51,7 @@ from opencode_a2a.store.postgres_connections import (
     BoundedConnection,
     SilentServerError,
 )
-from opencode_a2a.store.postgres_listener import CHANNEL, Listener, Notifications
+from opencode_a2a.store.postgres_listener import CHANNEL, Listener
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.store.schema import (
     STEPS,

@@ -13,16 +13,15 @@ this one was killed (``Lease`` in ``clock``).
 import asyncio
 import secrets
 from time import monotonic
-from typing import Protocol
 
 import psycopg
 import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
-from opencode_a2a.clock import Lease
+from opencode_a2a.store.engine import Notifications
 from opencode_a2a.store.postgres_connections import AsyncConnection
-from opencode_a2a.store.replicas import LIFE_LOCK, Census
+from opencode_a2a.store.replicas import LIFE_LOCK
 
 logger = structlog.get_logger(__name__)
 
@@ -36,20 +35,6 @@ DEAF_BEATS = 2
 RETRY_SECONDS = 1.0
 # Shared with an earlier connection of this process of which the server thinks that it still lasts.
 _LOCK = f"SELECT pg_advisory_lock_shared({LIFE_LOCK.format('%s')})".encode()
-
-
-class Notifications(Protocol):
-    """What the listener needs of the database."""
-
-    census: Census
-    lease: Lease
-
-    @property
-    def replica(self) -> int | None: ...
-
-    def notify(self, text: str, /, *, alone: bool = False) -> None: ...
-
-    def dispatch(self, text: str, /) -> None: ...
 
 
 class Listener:
