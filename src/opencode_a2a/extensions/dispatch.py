@@ -9,7 +9,8 @@ decided here, before anything runs:
   runs there. A request that nobody has stored may wait in any OpenCode: the handler raises
   ``NotHereError``, and the others are tried in turn.
 - A method about every OpenCode declares ``merge``: the handler is run for each OpenCode of this
-  replica, the other replicas are asked to run it for theirs, and ``merge`` makes one result of all.
+  replica, the other replicas are asked at the same time to run it for theirs, and ``merge`` makes
+  one result of all.
 - A method that asks no OpenCode declares ``local``: it is run here.
 
 A call that names an OpenCode in ``only`` is about that one alone, and nobody else is asked.
