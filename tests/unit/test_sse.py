@@ -310,10 +310,11 @@ async def test_a_budget_ends_a_stream_with_a_word(limits: StreamSettings, ending
 
 
 @pytest.mark.requirement("I5")
-async def test_a_defect_behind_the_stream_is_told_without_its_text() -> None:
+@pytest.mark.parametrize("kind", [ValueError, OSError, TimeoutError])
+async def test_a_defect_behind_the_stream_is_told_without_its_text(kind: type[Exception]) -> None:
     source = Source()
     source.queue.put_nowait(b"data: a\n\n")
-    source.queue.put_nowait(ValueError("a secret"))
+    source.queue.put_nowait(kind("a secret"))
 
     async with asyncio.timeout(60), running(stream_app(source.frames)) as url:
         _, body = await read_all(url)

@@ -231,15 +231,18 @@ class EventStream:
                         ending = Ending.TOO_MANY_BYTES
                         break
                     self._wrote = self._last_frame = self._blocked = time.monotonic()
-                    await self._send(_chunk(chunk))
+                    try:
+                        await self._send(_chunk(chunk))
+                    except OSError:
+                        ending = Ending.DISCONNECTED
+                        break
                     del chunk  # not to be kept while waiting for the next one
                     self._blocked = None
-        except OSError:  # the reader is gone, or the alarm went off because of ``_ending``
-            ending = Ending.DISCONNECTED
         except Exception:
             # The outermost edge of a stream: the reader must hear of it, whatever it was.
-            logger.exception("stream failed")
-            ending = Ending.FAILED
+            if self._ending is None:  # else it is the alarm, which went off because of that
+                logger.exception("stream failed")
+                ending = Ending.FAILED
         return self._ending or ending
 
     def _write(self, chunk: bytes) -> bool:
