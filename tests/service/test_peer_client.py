@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import orjson
 import pytest
@@ -26,6 +27,7 @@ from opencode_a2a.peers.received import (
     TaskStatusChanged,
 )
 from opencode_a2a.peers.tool import Pool
+from tests.support.certificates import Authority, breaking_tls
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 LOCAL = Egress(allow_private=True)
@@ -427,6 +429,18 @@ async def test_an_unreachable_agent_is_worth_another_try() -> None:
         gone = made.url
     with pytest.raises(PeerError) as caught:
         await Peer.open(gone, LOCAL, None, QUICK)
+    assert caught.value.code is ErrorCode.RETRYABLE
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{"])
+async def test_an_agent_that_breaks_tls_is_worth_another_try(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: bytes
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    async with breaking_tls(authority, said) as breaking:
+        with pytest.raises(PeerError) as caught:
+            await Peer.open(breaking, LOCAL, None, QUICK)
     assert caught.value.code is ErrorCode.RETRYABLE
 
 

@@ -1,6 +1,10 @@
 """A private certificate authority, and what it signs."""
 
+import asyncio
+import os
 import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -76,3 +80,21 @@ def private_key(file: Path) -> Path:
     file.touch(0o600)
     file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return file
+
+
+@asynccontextmanager
+async def breaking_tls(authority: Authority, said: bytes = b"") -> AsyncGenerator[str]:
+    """Yield the URL of a server that answers with these bytes, and then with what is no TLS."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(*authority.issue("breaking"))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        await writer.drain()
+        os.write(writer.get_extra_info("socket").fileno(), b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()  # until the client has gone
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving) as server:
+        yield f"https://localhost:{server.sockets[0].getsockname()[1]}"

@@ -29,6 +29,9 @@ from opencode_a2a.net.egress import (
     vet,
 )
 from opencode_a2a.net.http import client
+from opencode_a2a.push.notification import Failed, Receipt, Taken
+from opencode_a2a.push.sender import post
+from tests.support.certificates import Authority, breaking_tls
 from tests.support.running import answer, running
 
 LOCAL = Egress(allow_private=True)
@@ -257,6 +260,33 @@ async def test_a_file_that_keeps_to_no_limit_is_given_up(path: str, message: str
     assert isinstance(plain, Fetched)
     assert isinstance(given_up, FetchError)
     assert message in str(given_up)
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc"])
+async def test_a_server_that_breaks_tls_keeps_only_its_own_file_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: bytes
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    async with running(file_server) as url, breaking_tls(authority, said) as breaking:
+        plain, broken = await Fetcher(LIMITS, LOCAL)([f"{url}/plain", f"{breaking}/file"])
+
+    assert isinstance(plain, Fetched)
+    assert isinstance(broken, FetchError)
+
+
+@pytest.mark.parametrize(
+    ("said", "receipt"),
+    [(b"", Failed("tls")), (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", Taken())],
+)
+async def test_a_receiver_that_breaks_tls_has_taken_what_it_said_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: bytes, receipt: Receipt
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    async with breaking_tls(authority, said) as url, client(LOCAL) as http:
+        assert await post(http, url, b"{}", {}, 5.0) == receipt
 
 
 async def test_more_files_than_are_fetched_for_a_message_are_not_even_tried() -> None:

@@ -6,6 +6,7 @@ import hmac
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -30,6 +31,7 @@ from opencode_a2a.rights import FULL, PROFILES
 from opencode_a2a.signing import verification_keys
 from opencode_a2a.web import oidc
 from opencode_a2a.web.oidc import Issuer, KeysError, scopes_of
+from tests.support.certificates import Authority, breaking_tls
 from tests.support.issuer import AUDIENCE, LocalIssuer, Mode, local_issuer, new_key
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -296,6 +298,21 @@ async def test_without_keys_no_token_can_be_verified(
 
     assert isinstance(error, IssuerUnavailableError)
     assert dict(error.headers)["Retry-After"].isdecimal()
+
+
+@pytest.mark.requirement("I25")
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{"])
+async def test_a_provider_that_breaks_tls_does_not_end_the_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: bytes
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    async with breaking_tls(authority, said) as breaking:
+        provider = LocalIssuer(url=breaking)
+        async with following(provider) as issuer:
+            with pytest.raises(KeysError, match="cannot be reached"):
+                await issuer.examine()
+            assert isinstance(await refused(issuer, provider.mint()), IssuerUnavailableError)
 
 
 async def _verifies(issuer: Issuer, token: str) -> bool:

@@ -74,27 +74,34 @@ class VettedNetwork(httpcore2.AsyncNetworkBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that is also closed if a TLS handshake is cancelled.
+    """A connection that is also closed if a TLS handshake is cancelled, and whose faults are known.
 
     httpcore closes it after a timeout of its own, but not on cancellation; it would then stay open
-    for as long as the other side likes.
+    for as long as the other side likes. And what is wrong with TLS after the handshake it raises as
+    it is, no error of its own: nobody who calls would expect it.
     """
 
     def __init__(self, connected: httpcore2.AsyncNetworkStream) -> None:
         self._connected = connected
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 # httpcore's
-        return await self._connected.read(max_bytes, timeout)
+        try:
+            return await self._connected.read(max_bytes, timeout)
+        except ssl.SSLError as error:
+            raise httpcore2.ReadError(str(error)) from error
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 # httpcore's
-        await self._connected.write(buffer, timeout)
+        try:
+            await self._connected.write(buffer, timeout)
+        except ssl.SSLError as error:
+            raise httpcore2.WriteError(str(error)) from error
 
     async def aclose(self) -> None:
         await self._connected.aclose()
 
     async def start_tls(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
         try:
-            return await self._connected.start_tls(*args, **options)
+            return _Stream(await self._connected.start_tls(*args, **options))
         except BaseException:
             await self._connected.aclose()
             raise

@@ -203,7 +203,7 @@ async def post(
         return Away("unknown_host")
     except EgressError:
         return Away("refused_address")
-    except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         cause: BaseException | None = error  # the client wraps the errors of TLS
         while cause is not None and not isinstance(cause, ssl.SSLError):
             cause = cause.__cause__ or cause.__context__
