@@ -489,6 +489,7 @@ FORBIDDEN = [
     *("https://example.com/a b", "https://example.com\\x", f"https://{'a' * 300}.example/x"),
     *("https://a..example/", "https://-a.example/", "https://a_b!.example/", "https://\u2028/"),
     *("https://1.2.3.4.5/", "https://999999999999/", "https://example.0x7/", "https://a.256/"),
+    *("https://_xn--a/", "https://xn--a[v1.a]/", "https://a%\0.1/"),
     *("ftp://example.com/", "https://", "nothing", "https://localhost:8000/", "https://[x"),
     "https://example.com/\0",  # which PostgreSQL cannot store
     "https://example.com/" + "x" * 2048,

@@ -21,7 +21,9 @@ from opencode_a2a.events import Json, JsonObject
 from tests.support.running import answer, running
 
 AUDIENCE = "https://agent.example"
-Mode = Literal["well", "broken", "garbage", "huge", "stalled", "another", "oauth", "redirect"]
+Mode = Literal[
+    "well", "broken", "garbage", "huge", "stalled", "another", "oauth", "redirect", "misnamed"
+]
 
 
 def new_key() -> EllipticCurvePrivateKey:
@@ -75,6 +77,9 @@ class LocalIssuer:
         match self.mode:
             case "broken":
                 status = 500
+            case "misnamed":
+                await answer(send, 302, b"", b"text/plain", ((b"location", b"http://_xn--a/"),))
+                return
             case "redirect":
                 await answer(send, 302, b"", b"text/plain", ((b"location", b"/keys"),))
                 return

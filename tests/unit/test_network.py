@@ -103,6 +103,7 @@ def test_addresses_are_told_apart(address: str, public: bool, private: bool) -> 
         "http://a..example/",
         "http://-a.example/",
         "http://a!b.example/",
+        "http://a%\0.1/",
         "http://localhost/",
         "http://LOCALHOST./",
         "http://x.localhost/",
@@ -226,6 +227,8 @@ async def file_server(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             while (await receive())["type"] != "http.disconnect":
                 pass
+        case "/misnamed":
+            await answer(send, 302, b"", b"text/plain", ((b"location", b"http://_xn--a/"),))
         case "/endless":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for _ in range(1000):
@@ -248,6 +251,7 @@ async def test_a_file_is_fetched_with_its_type() -> None:
         ("/bomb", "larger"),
         ("/endless", "larger"),
         ("/redirect", "redirects"),
+        ("/misnamed", "cannot be fetched"),
         ("/missing", "404"),
         ("/slow", "within"),
     ],
@@ -287,6 +291,16 @@ async def test_a_receiver_that_breaks_tls_has_taken_what_it_said_it_has(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     async with breaking_tls(authority, said) as url, client(LOCAL) as http:
         assert await post(http, url, b"{}", {}, 5.0) == receipt
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("url", ["https://_xn--a/", "https://xn--a[v1.a]/", "https://a%\0.1/"])
+async def test_a_url_whose_host_cannot_be_read_keeps_only_its_own_file_away(url: str) -> None:
+    async with running(file_server) as served:
+        plain, unreadable = await Fetcher(LIMITS, LOCAL)([f"{served}/plain", url])
+
+    assert isinstance(plain, Fetched)
+    assert isinstance(unreadable, FetchError | EgressError)
 
 
 async def test_more_files_than_are_fetched_for_a_message_are_not_even_tried() -> None:

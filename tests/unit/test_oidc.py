@@ -276,7 +276,9 @@ async def test_ten_thousand_unknown_keys_cause_one_fetch(provider: LocalIssuer) 
     assert provider.fetches == 2
 
 
-@pytest.mark.parametrize("mode", ["broken", "garbage", "huge", "another", "redirect", "stalled"])
+@pytest.mark.parametrize(
+    "mode", ["broken", "garbage", "huge", "another", "redirect", "misnamed", "stalled"]
+)
 async def test_without_keys_no_token_can_be_verified(
     provider: LocalIssuer, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -403,7 +403,7 @@ def _check_host(host: str, rules: Egress) -> None:
     try:
         # What ends in a number is an address in an old form, such as 127.1, or nothing.
         exists = not _NUMBER.fullmatch(name.split(".")[-1]) or bool(socket.inet_aton(name))
-    except OSError:
+    except (OSError, ValueError):  # the latter for a zero byte
         exists = False
     if not exists or len(name) > MAX_NAME or not all(map(_LABEL.fullmatch, name.split("."))):
         raise EgressError("The host in the URL is neither an address nor a name that can exist")

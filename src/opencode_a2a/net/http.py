@@ -20,7 +20,7 @@ def client(
     rules: Egress, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None
 ) -> httpx2.AsyncClient:
     """Return an HTTP client that calls only what the rules permit and follows no redirect."""
-    return httpx2.AsyncClient(
+    return _Client(
         transport=VettedTransport(rules, tls),
         timeout=timeout,
         follow_redirects=False,
@@ -29,6 +29,26 @@ def client(
         # Cookies are not kept: neither another server nor the server's next caller may see them.
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
+
+
+class _Client(httpx2.AsyncClient):
+    """A client that also says of a host with unreadable international characters that it is wrong.
+
+    httpx2 raises what its library for names raises, and looks where a redirect leads even if it is
+    not followed.
+    """
+
+    def build_request(self, *args: Any, **options: Any) -> httpx2.Request:
+        try:
+            return super().build_request(*args, **options)
+        except UnicodeError as error:
+            raise httpx2.InvalidURL(f"The host is malformed: {error}") from error
+
+    async def send(self, *args: Any, **options: Any) -> httpx2.Response:
+        try:
+            return await super().send(*args, **options)
+        except UnicodeError as error:
+            raise httpx2.InvalidURL(f"The host is malformed: {error}") from error
 
 
 class VettedTransport(httpx2.AsyncHTTPTransport):

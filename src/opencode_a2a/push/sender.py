@@ -91,12 +91,12 @@ class WebhookSender:
                 raise EgressError("The URL must not have a fragment, nor the port 0")
             if any(map(str.isspace, config.url)) or "\\" in config.url:
                 raise EgressError("The URL must not have spaces or backslashes; write %20 or %5C")
-            httpx2.URL(config.url)  # as it will be called
+            _ = httpx2.URL(config.url).host  # as it will be called
             async with asyncio.timeout(LOOKUP_SECONDS):
                 await resolve(parts.hostname or "", self._rules)
         except (HostNotFoundError, TimeoutError):
             pass
-        except (EgressError, httpx2.InvalidURL) as error:
+        except (EgressError, httpx2.InvalidURL, UnicodeError) as error:
             text = f"cannot be used: {error}; give the https URL of a public host"
             raise InvalidParamsError.of(f"{config.within}url", text) from None
 
