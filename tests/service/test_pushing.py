@@ -176,11 +176,18 @@ async def test_only_a_subscription_of_a_browser_is_taken_and_only_from_a_caller(
     for wrong in (
         {},
         {**right, "endpoint": "ftp://push.example.org/1"},
+        {**right, "endpoint": "https://push.example.org/\0"},  # which PostgreSQL cannot store
         {**right, "keys": {"p256dh": "AAAA", "auth": "AAAA"}},
         {**right, "keys": {"p256dh": "☺", "auth": "☺"}},
     ):
         assert await subscribe(service, stranger, wrong) == 400
     assert await subscribe(service, "nobody", right) == 401
+    unknown = await service.http.delete(
+        "/notices/subscription",
+        params={"endpoint": "https://push.example.org/\0"},
+        headers={"Authorization": f"Bearer {stranger}"},
+    )
+    assert unknown.status_code == 204
     page = await service.http.get("/notices", headers={"Authorization": ""})
     assert page.headers["content-security-policy"].endswith("trusted-types worker")
     console = await service.http.get("/console", headers={"Authorization": ""})

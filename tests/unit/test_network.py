@@ -104,6 +104,8 @@ def test_addresses_are_told_apart(address: str, public: bool, private: bool) -> 
         "http://-a.example/",
         "http://a!b.example/",
         "http://a%\0.1/",
+        "http://example.com/\0",
+        "http://example\n.com/",
         "http://localhost/",
         "http://LOCALHOST./",
         "http://x.localhost/",

@@ -212,6 +212,8 @@ def check(url: str, rules: Egress) -> SplitResult:
         _ = parts.port  # raises if it is not a port
     except ValueError:
         raise EgressError("The URL is malformed") from None
+    if not url.isprintable():  # ``urlsplit`` leaves some of them out
+        raise EgressError("The URL must not have control characters")
     if parts.scheme not in ("http", "https"):
         raise EgressError("Only http and https URLs can be called")
     if parts.username is not None or parts.password is not None:
