@@ -362,6 +362,12 @@ class UpstreamPayloadError(UpstreamError):
     outcome = "upstream_payload_error"
 
 
+class UpstreamUnansweredError(UpstreamPayloadError):
+    """OpenCode is done with a prompt that it has not answered: it was stopped before it began."""
+
+    message = "OpenCode did not answer the prompt"
+
+
 class UpstreamBackpressureError(UpstreamError):
     """The limit on simultaneous calls to OpenCode is reached."""
 

@@ -6,7 +6,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from opencode_a2a.errors import UpstreamHttpError, UpstreamUnansweredError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.opencode.client import OpenCode1
+from opencode_a2a.opencode.types import MessageWithParts
 from opencode_a2a.tasks import open as open_tasks
 from tests.support.answers import PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
@@ -125,6 +128,62 @@ async def test_a_message_on_a_working_task_is_sent_at_once_and_shown(
 
     assert opencode.texts == ["hello", "more"]
     assert (told["status"], told["part_id"], told["title"]) == ("accepted", "more", "more")
+
+
+@pytest.fixture
+def unanswered(opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have prompts that are stopped early end as on OpenCode 2."""
+    call = OpenCode1.prompt
+
+    async def prompt(*args: Any, **options: Any) -> MessageWithParts:
+        try:
+            return await call(*args, **options)
+        except UpstreamHttpError:
+            raise UpstreamUnansweredError from None
+
+    monkeypatch.setattr(OpenCode1, "prompt", prompt)
+    opencode.stops_without_answer = True
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.usefixtures("unanswered")
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_message_takes_the_place_of_an_answer_that_has_not_begun(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    hold = opencode.hold("message.part.updated")
+    async with caller.stream("hello") as following:
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        await following.until_state("working")
+        opencode.hold("none")
+        await caller.begin(
+            "instead", task=following.task.id, metadata={"shared": {"delivery": "interrupt"}}
+        )
+        await following.rest()
+
+    ended = await caller.get(following.task.id)
+    assert opencode.texts == ["hello", "instead"]
+    assert (ended.state, ended.text) == ("completed", ANSWER)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.usefixtures("unanswered")
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_task_that_is_stopped_inside_opencode_before_its_answer_is_interrupted(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    hold = opencode.hold("message.part.updated")
+    begun = await caller.begin("hello")
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+    session = (await caller.get(begun.id)).session_id
+
+    async with httpx2.AsyncClient(base_url=opencode.url, trust_env=False) as http:
+        await http.post(f"/session/{session}/abort")
+
+    ended = await caller.ended(begun.id)
+    assert (ended.state, ended.error_type) == ("failed", "UPSTREAM_INTERRUPTED")
 
 
 async def test_a_message_that_is_only_an_answer_is_refused(

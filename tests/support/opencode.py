@@ -124,8 +124,10 @@ class _Turn:
     def _end(self) -> None:
         """Say what OpenCode says of a turn that was aborted."""
         error: JsonObject = {"name": "MessageAbortedError", "data": {"message": "Aborted"}}
-        told = [("session.error", {"error": error}), *_IDLE]
         answer = self._opencode.last_answer(self._session_id)
+        told = [("session.error", {"error": error}), *_IDLE]
+        if answer is None and self._opencode.stops_without_answer:
+            told = [*_IDLE]
         if answer is not None:
             parts = [_dumped(part) for part in answer.parts if part.id in self._growing]
             for part in parts:
@@ -211,6 +213,8 @@ class FakeOpenCode:
         """The JSON that messages have in place of the numbers under a key."""
         self.refusing: set[str] = set()
         """The texts of prompts that are not taken."""
+        self.stops_without_answer = False
+        """Whether an answer that is stopped before it has begun is not stored, as in OpenCode 2."""
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self.failing_reply: asyncio.Event | None = None
@@ -492,6 +496,8 @@ class FakeOpenCode:
             return _json({"name": "BadRequestError", "data": {"message": "not taken"}}, 400)
         await self._play(session_id, prompt)
         answer = self.last_answer(session_id)
+        if answer is None and self.stops_without_answer:
+            return Response(status_code=500)
         assert answer is not None
         return self._answer(_dumped(answer))
 

@@ -23,6 +23,7 @@ from opencode_a2a.errors import (
     StoreUnavailableError,
     UpstreamError,
     UpstreamPayloadError,
+    UpstreamUnansweredError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
@@ -569,9 +570,15 @@ class Attempt:
     async def _after_call(self, call: PromptCall) -> list[TurnEvent]:
         """Finish after the latest prompt call has ended, or find out what its error means."""
         error = call.exception()
+        addition = next((one for one in self._job.additions if one.call is call), None)
+        if isinstance(error, UpstreamUnansweredError):
+            # Stopped before the answer began. An event may still tell that the prompt was taken.
+            if not self._drained():
+                return []
+            if addition is None and self._reader.state.messages.prompt_stored:
+                error = None
         if error is None:
             return await self._finish_or_continue() if self._drained() else []
-        addition = next((one for one in self._job.additions if one.call is call), None)
         if isinstance(error, UpstreamUnreachableError):
             # The connection broke; the turn may well be running. OpenCode's messages will tell.
             logger.warning("prompt call broke off", error=error.message)

@@ -25,6 +25,7 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
+    UpstreamUnansweredError,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
@@ -590,7 +591,7 @@ class OpenCode2(Catalogues2):
         for message in reversed([] if begin is None else found[begin:]):
             if isinstance(message.info, AssistantMessage):
                 return message
-        raise UpstreamPayloadError(detail="the prompt has no answer")
+        raise UpstreamUnansweredError
 
     async def _waits(self, session_id: SessionId, prompt_id: MessageId | None) -> bool:
         """Whether a prompt is in the inbox of a session still."""
