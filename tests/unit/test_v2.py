@@ -24,8 +24,10 @@ from opencode_a2a.errors import (
     Feature,
     NotInOpenCodeError,
     UpstreamError,
+    UpstreamHttpError,
     UpstreamNotFoundError,
     UpstreamUnansweredError,
+    UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
     Channel,
@@ -624,6 +626,8 @@ class Standin(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), StandinHandler)
         self.answers: dict[str, Any] = {}
+        self.failing: set[str] = set()
+        """What is answered with an error of the server."""
         self.sent: list[tuple[str, Any]] = []
         self.over = Event()
 
@@ -646,7 +650,8 @@ class StandinHandler(BaseHTTPRequestHandler):
             return
         known = named in self.server.answers
         content = orjson.dumps(self.server.answers.get(named, {"_tag": "SessionNotFoundError"}))
-        self.send_response_only(200 if known else 404)
+        failing = named in self.server.failing
+        self.send_response_only(500 if failing else 200 if known else 404)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
@@ -1103,6 +1108,24 @@ async def test_a_prompt_without_an_answer_is_not_given_that_of_an_earlier_turn(
 
     with pytest.raises(UpstreamUnansweredError):
         await prompted(standin, driver, {"limit=20&order=desc": [EARLIER, END, *listed]})
+
+
+@pytest.mark.parametrize("failing", ["POST /wait", "GET /message?limit=20&order=desc"])
+async def test_a_prompt_whose_answer_cannot_be_read_was_not_refused(
+    standin: Standin, driver: OpenCode2, failing: str
+) -> None:
+    """The turn may well run: OpenCode has taken the prompt."""
+    standin.failing = {failing.replace("/", f"/api/session/{SES}/", 1)}
+
+    with pytest.raises(UpstreamUnreachableError):
+        await prompted(standin, driver, {"limit=20&order=desc": [NEW, END]})
+
+
+async def test_a_prompt_that_is_not_taken_is_refused(standin: Standin, driver: OpenCode2) -> None:
+    standin.failing = {f"POST /api/session/{SES}/prompt"}
+
+    with pytest.raises(UpstreamHttpError):
+        await prompted(standin, driver, {"limit=20&order=desc": []})
 
 
 async def test_lost_work_of_an_earlier_turn_delays_an_answer_by_one_look(

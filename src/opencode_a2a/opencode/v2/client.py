@@ -26,6 +26,7 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
     UpstreamPayloadError,
     UpstreamUnansweredError,
+    UpstreamUnreachableError,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
@@ -491,7 +492,7 @@ class OpenCode2(Catalogues2):
         """Run a turn and return its last message, which may hold an error: ``info.error``."""
         body, refused = _prompt_body(prompt), _refused(prompt)
         agent, model, variant, system = prompt.agent, prompt.model, prompt.variant, prompt.system
-        tools = prompt.tools
+        tools, prompt_id = prompt.tools, prompt.message_id
 
         async def run(body: JsonObject | None) -> MessageWithParts:
             if refused is not None:
@@ -501,7 +502,6 @@ class OpenCode2(Catalogues2):
             body = None  # large files need not be kept until the turn has ended
             return await self._answer(session_id, prompt_id, at)
 
-        prompt_id = prompt.message_id
         return run(body)
 
     async def prompt_async(
@@ -563,7 +563,26 @@ class OpenCode2(Catalogues2):
     async def _answer(
         self, session_id: SessionId, prompt_id: MessageId | None, at: Location
     ) -> MessageWithParts:
-        """Wait until the session is done with a prompt; return its last answer.
+        """Wait until the session is done with a prompt that it has; return its last answer.
+
+        If that cannot be read, the connection counts as broken: it is no refusal of the prompt.
+        """
+        try:
+            found = await self._since_prompt(session_id, prompt_id, at)
+        except UpstreamUnreachableError:
+            raise
+        except UpstreamError as error:
+            text = f"OpenCode has the prompt, but its answer could not be read: {error.message}"
+            raise UpstreamUnreachableError(text, detail=error.detail) from None
+        for message in reversed(found):
+            if isinstance(message.info, AssistantMessage):
+                return message
+        raise UpstreamUnansweredError
+
+    async def _since_prompt(
+        self, session_id: SessionId, prompt_id: MessageId | None, at: Location
+    ) -> Sequence[MessageWithParts]:
+        """Wait until the session is done with a prompt; return its messages from that on.
 
         It is not while work runs that it has put into the background, or an earlier prompt has:
         this one may have been sent while the turn of the other was running.
@@ -588,10 +607,7 @@ class OpenCode2(Catalogues2):
             if idle >= (IDLE_LOOKS if self._leave_work(found[begin or 0 :]) else 1):
                 break
             await wait(stop, BACKGROUND_SECONDS)
-        for message in reversed([] if begin is None else found[begin:]):
-            if isinstance(message.info, AssistantMessage):
-                return message
-        raise UpstreamUnansweredError
+        return [] if begin is None else found[begin:]
 
     async def _waits(self, session_id: SessionId, prompt_id: MessageId | None) -> bool:
         """Whether a prompt is in the inbox of a session still."""
