@@ -8,6 +8,7 @@ import random
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -66,6 +67,7 @@ from opencode_a2a.opencode.reader import TurnReader
 from opencode_a2a.opencode.translate import tool_changed
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
+    AssistantMessage,
     FilePart,
     MessageWithParts,
     OutputFormat,
@@ -130,10 +132,12 @@ class Recording:
         own = (e["data"] for e in self.events if e["type"] in ADMITTED)
         first = next(data for data in own if data["sessionID"] == self.root)
         self.prompt = MessageId(first.get("inboxID") or first["inputID"])
+        self.finish_unnamed = False
 
     @property
     def stored(self) -> list[MessageWithParts]:
-        return [*stored(self.root, [Message2.model_validate(one) for one in self.listed])]
+        listed = [Message2.model_validate(one) for one in self.listed]
+        return [*stored(self.root, listed, finish_unnamed=self.finish_unnamed)]
 
     @property
     def text(self) -> str:
@@ -175,7 +179,8 @@ class Recording:
 
     def read(self, lost: float = 0.0, seed: int = 0) -> list[TurnEvent]:
         """Return what the turn reader makes of it, with a share of the events lost at random."""
-        wire, reader = Decoder2(Memory()), TurnReader(self.root, self.prompt)
+        wire = Decoder2(Memory(), finish_unnamed=self.finish_unnamed)
+        reader = TurnReader(self.root, self.prompt)
         for one in self.listed:
             if one["type"] == "user" and one["id"] != self.prompt:
                 reader.state.messages.claim(MessageId(one["id"]))
@@ -263,8 +268,61 @@ def test_a_turn_is_completed_whatever_the_reason_of_its_end_is_called(build: str
     recording = Recording(Path(build, "plain-text.jsonl"))
     for one in [*recording.listed, *(event["data"] for event in recording.events)]:
         one.pop("finish", None)
+    recording.finish_unnamed = True
 
     assert ending(recording.read()).outcome is Outcome.COMPLETED
+
+
+def kept(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "tool", "id": "call_1", "name": "shell", "state": state}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "text": ""}],
+        [{"type": "text", "text": "half of"}],
+        kept({"status": "error", "error": {"message": "Tool execution interrupted: shell"}}),
+    ],
+    ids=["no text", "text", "tool"],
+)
+def test_an_answer_that_opencode_repairs_after_a_kill_is_not_completed(
+    content: list[dict[str, Any]],
+) -> None:
+    """It gets a time of its end, and neither a reason nor an error."""
+    root, prompt = SessionId("ses_1"), MessageId("msg_1")
+    time = {"created": 1, "completed": 2}
+    listed: list[Document] = [
+        {"id": prompt, "type": "user", "text": "hello", "time": {"created": 1}},
+        {"id": "msg_2", "type": "assistant", "content": content, "time": time},
+    ]
+    messages = [*stored(root, [Message2.model_validate(one) for one in listed])]
+
+    end = ending(TurnReader(root, prompt, Emitted()).finish(Snapshot(messages=messages)))
+
+    assert (end.outcome, end.failure and end.failure.type) == (
+        Outcome.FAILED,
+        "UPSTREAM_INTERRUPTED",
+    )
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+@pytest.mark.parametrize("error", [None, {}])
+def test_a_step_that_failed_without_an_error_that_can_be_read_is_not_completed(
+    error: Any, unnamed: bool
+) -> None:
+    recording = Recording(Path("2-branch", "plain-text.jsonl"))
+    wire = Decoder2(Memory(), finish_unnamed=unnamed)
+    reader = TurnReader(recording.root, recording.prompt)
+    for event in recording.events:
+        if event["type"] == "session.step.ended":
+            message = event["data"]["assistantMessageID"]
+            failed = {"sessionID": recording.root, "assistantMessageID": message, "error": error}
+            event |= {"type": "session.step.failed", "data": failed}
+    for event in recording.followed(0, len(recording.events)):
+        reader.feed(wire.decode(event))
+
+    assert ending(reader.finish(None)).outcome is Outcome.FAILED
 
 
 @every_build
@@ -1108,6 +1166,22 @@ async def test_a_prompt_without_an_answer_is_not_given_that_of_an_earlier_turn(
 
     with pytest.raises(UpstreamUnansweredError):
         await prompted(standin, driver, {"limit=20&order=desc": [EARLIER, END, *listed]})
+
+
+async def test_the_contract_says_whether_a_missing_reason_is_one_by_another_name(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    page: Document = {"data": [END | {"time": {"created": 2, "completed": 3}}], "cursor": {}}
+    standin.answers[f"GET /api/session/{SES}/message?limit=1&order=desc"] = page
+    found = list[str | None]()
+
+    for unnamed in ((), ("finish",)):
+        driver.contract = replace(driver.contract, unnamed=unnamed)
+        [message] = (await driver.messages(SES, limit=1)).items
+        assert isinstance(message.info, AssistantMessage)
+        found.append(message.info.finish)
+
+    assert found == [None, "stop"]
 
 
 @pytest.mark.parametrize("failing", ["POST /wait", "GET /message?limit=20&order=desc"])

@@ -455,7 +455,9 @@ class OpenCode2(Catalogues2):
             last = next((one.id for one in found if _is_prompt(one)), None)
             if last is not None:
                 self.memory.prompts[session_id] = last
-        return MessagePage([*stored(session_id, reversed(found), parent)], cursor)
+        unnamed = self.contract.finish_unnamed
+        messages = stored(session_id, reversed(found), parent, finish_unnamed=unnamed)
+        return MessagePage([*messages], cursor)
 
     async def _page(self, session_id: SessionId, query: Query) -> Page2[list[Message2]]:
         path = _path(session_id, "/message")
@@ -735,7 +737,7 @@ class OpenCode2(Catalogues2):
     def begin_decoding(self) -> Decoder:
         """Return what decodes the events of a new connection; forget what earlier ones told."""
         self.memory = Memory()
-        return Decoder2(self.memory)
+        return Decoder2(self.memory, finish_unnamed=self.contract.finish_unnamed)
 
 
 R = TypeVar("R", Permission2, Form2)

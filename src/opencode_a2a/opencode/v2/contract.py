@@ -96,6 +96,11 @@ class Contract:
         return any(one == method and _leads(name.split("/"), asked) for one, name in self.endpoints)
 
     @property
+    def finish_unnamed(self) -> bool:
+        """Whether the server may call the reason why an answer ended otherwise than ``finish``."""
+        return "finish" in self.unnamed
+
+    @property
     def missing(self) -> list[str]:
         """The calls that turns need and the server does not have."""
         called = [self.first(names) for names in NEEDED]

@@ -193,8 +193,10 @@ class Decoder2:
     connected = b"server.connected"
     disposed = frozenset({b"global.disposed"})
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, *, finish_unnamed: bool = False) -> None:
+        """Begin a connection. ``finish_unnamed``: see ``finish_of``."""
         self.memory = memory
+        self._finish_unnamed = finish_unnamed
         self.followed = frozenset(name.encode() for name in EVENTS)
         self.overheard = frozenset(name.encode() for name in OVERHEARD)
         self._sessions = Recent[SessionId, _Session](KNOWN)
@@ -330,9 +332,9 @@ class Decoder2:
     def step_ended(self, frame: Frame) -> Iterator[Event]:
         finish = frame.data.get("finish") or ""
         yield frame.part(step_finish(frame.session, frame.message, finish))
-        yield from self.step_over(frame)
+        yield from self.step_over(frame, "stop" if self._finish_unnamed else None)
 
-    def step_over(self, frame: Frame) -> Iterator[Event]:
+    def step_over(self, frame: Frame, otherwise: str | None = None) -> Iterator[Event]:
         """Tell what a step has used, and why it failed if it did."""
         state, message, data = self._of(frame.session), frame.message, frame.data
         known = state.steps.pop(message, None)
@@ -341,7 +343,7 @@ class Decoder2:
             return
         refused, error = message in state.refused, data.get("error")
         failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
-        finish = finish_of(data.get("finish"), None if error else "stop")
+        finish = finish_of(data.get("finish"), None if error else otherwise)
         ended = AssistantMessage.model_validate(
             {
                 **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),

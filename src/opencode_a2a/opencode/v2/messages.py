@@ -261,12 +261,16 @@ def patches(files: Sequence[Json]) -> str:
 
 
 def stored(
-    session: SessionId, listed: Iterable[Message2], parent: MessageId = UNKNOWN
+    session: SessionId,
+    listed: Iterable[Message2],
+    parent: MessageId = UNKNOWN,
+    *,
+    finish_unnamed: bool = False,
 ) -> Iterator[MessageWithParts]:
     """Yield messages, oldest first, as 1.x has them.
 
     An answer of 2.x does not name its prompt: it belongs to the last one before it. ``parent`` is
-    the prompt before the first message.
+    the prompt before the first message. ``finish_unnamed``: see ``finish_of``.
     """
     for message in listed:
         match message.type:
@@ -284,7 +288,7 @@ def stored(
             case "compaction":
                 yield from compaction(session, message.id, message.time.created, message.status)
             case "assistant":
-                yield _answer(session, parent, message)
+                yield _answer(session, parent, message, finish_unnamed)
             case "shell":
                 yield _shell(session, message)
             case _:
@@ -351,8 +355,9 @@ def step_start(session: SessionId, message: MessageId, number: int) -> StepStart
 def finish_of(told: str | None, otherwise: str | None) -> str | None:
     """Return why a step ended, for which 1.x has the same words.
 
-    ``otherwise`` is for a release that calls the field otherwise: a step that ended without an
-    error and without a reason would be taken for broken off.
+    A step that ended without an error and without a reason was broken off: OpenCode was killed, and
+    repaired it at the next prompt. ``otherwise`` is for a release whose contract does not name the
+    reason (``Contract.finish_unnamed``), and so may call it otherwise.
     """
     return None if told == "error" else told or otherwise
 
@@ -361,7 +366,9 @@ def step_finish(session: SessionId, message: MessageId, reason: str) -> StepFini
     return StepFinishPart(id=f"{message}:f", session_id=session, message_id=message, reason=reason)
 
 
-def _answer(session: SessionId, parent: MessageId, message: Message2) -> MessageWithParts:
+def _answer(
+    session: SessionId, parent: MessageId, message: Message2, finish_unnamed: bool
+) -> MessageWithParts:
     parts: list[Part] = [step_start(session, message.id, 1)]
     texts = thoughts = 0
     for block in message.content:
@@ -388,7 +395,7 @@ def _answer(session: SessionId, parent: MessageId, message: Message2) -> Message
             PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
         )
     guess = "tool-calls" if message.content and message.content[-1].type == "tool" else "stop"
-    ended = message.time.completed and not message.error
+    ended = finish_unnamed and message.time.completed and not message.error
     finish = finish_of(message.finish, guess if ended else None)
     error = turn_error(message.error) if message.error else None
     if message.refused:
