@@ -36,6 +36,7 @@ from opencode_a2a.opencode.events import (
 from opencode_a2a.opencode.heard import HeardTexts
 from opencode_a2a.opencode.reader import TurnReader, merged
 from opencode_a2a.opencode.translate import tool_changed
+from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 
@@ -454,6 +455,42 @@ def test_a_turn_that_is_given_up_says_why() -> None:
     assert emitted[-1:] == [
         Finished(Outcome.FAILED, play.recording.run()[0].info.id, "unknown", None, why)
     ]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_command_that_was_run_in_the_session_before_the_end_is_read_breaks_no_turn(
+    restarted: bool,
+) -> None:
+    turn, command = recording("plain-text"), recording("shell")
+    play = Play(turn)
+    play.move(("play", len(turn.events)))
+    if restarted:
+        play.move(("restart", 0))
+
+    stored = [*turn.states[-1].messages, *command.states[-1].messages]
+    end = play.reader.finish(Snapshot(messages=stored))[-1]
+
+    assert isinstance(end, Finished)
+    assert (end.outcome, end.failure) == (Outcome.COMPLETED, None)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_answer_after_a_tool_call_that_was_broken_off_is_not_completed(begun: bool) -> None:
+    """OpenCode was ended before, or while, the model began to answer."""
+    play = Play(recording("tool-completed"))
+    [*before, last] = play.recording.states[-1].messages
+    assert isinstance(last.info, AssistantMessage)
+    info = last.info.model_copy(update={"finish": None})
+    parts = [part for part in last.parts if begun and part.type == "step-start"]
+    broken = last.model_copy(update={"info": info, "parts": parts})
+
+    end = play.reader.finish(Snapshot(messages=[*before, broken]))[-1]
+
+    assert isinstance(end, Finished)
+    assert (end.outcome, end.failure and end.failure.type) == (
+        Outcome.FAILED,
+        "UPSTREAM_INTERRUPTED",
+    )
 
 
 def test_structured_output_comes_with_the_end() -> None:

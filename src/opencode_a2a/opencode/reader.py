@@ -186,7 +186,7 @@ class TurnReader:
             state.tree.last_error,
             refused=state.refused,
             forgotten=state.forgotten,
-            stepped=bool(state.steps),
+            stepped=state.stepped,
             retrying=state.tree.retrying,
             overtaken=state.messages.overtaken,
         )

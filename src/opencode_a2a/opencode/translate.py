@@ -307,9 +307,9 @@ def judge(
     ``last`` is its last message, ``error`` that of a ``session.error`` event. ``refused``: a person
     refused what the last message asked for. ``forgotten``: nobody can answer that any more, since
     another process of OpenCode took the place of the one that asked. ``stepped``: a model was
-    asked, whose answers end with a reason, unlike a command that the caller named. ``retrying``:
-    OpenCode was waiting for a provider when it stopped. ``overtaken``: a prompt of another turn
-    came into the session.
+    asked for that message, and its answers end with a reason, unlike a command that a person ran.
+    ``retrying``: OpenCode was waiting for a provider when it stopped. ``overtaken``: a prompt of
+    another turn came into the session.
     """
     if last is None or last.time.completed is None:
         error = (last and last.error) or error

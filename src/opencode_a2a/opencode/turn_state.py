@@ -389,8 +389,10 @@ class TurnState:
     """Ids of the messages and requests that events were about since the last gap. What is known of
     them may be newer than the next snapshot. Also the requests that were pending in a snapshot:
     without a gap, only an event or the end of the turn settles one."""
-    steps: set[str | None] = field(default_factory=set[str | None])
+    _steps: set[str | None] = field(default_factory=set[str | None])
     """The starts of steps: calls of a model."""
+    _stepped: set[MessageId] = field(default_factory=set[MessageId])
+    """The messages in which one started."""
     _postponed: dict[MessageId, list[MessageEvent]] = field(
         default_factory=dict[MessageId, list[MessageEvent]]
     )
@@ -407,7 +409,7 @@ class TurnState:
             if tool.tool == TODO_TOOL and tool.status == "completed":
                 self._todos_part = max(self._todos_part, tool.part_id)
         self.todos = emitted.todos
-        self.steps |= {part_id for kind, _, part_id in emitted.progress if kind == "step-start"}
+        self._steps |= {part_id for kind, _, part_id in emitted.progress if kind == "step-start"}
         for text in self.texts.values():
             text.resume()
         # Everything that the other process emitted may be out of date.
@@ -445,6 +447,18 @@ class TurnState:
         """Whether what the last message asked for is gone without an answer."""
         last = self.messages.newest
         return last is not None and last.id == self.requests.lost_in
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a model was asked for the last message.
+
+        A command that a person ran is a message too: a tool call without a step.
+        """
+        last = self.messages.newest
+        if last is None:
+            return False
+        calls = any(tool.message_id == last.id for tool in self.tools.values())
+        return last.id in self._stepped or not calls
 
     @property
     def cost(self) -> float:
@@ -714,6 +728,8 @@ class TurnState:
         assistant = self.messages.assistant.get(part.message_id)
         if assistant is None:
             return False
+        if isinstance(part, StepStartPart):
+            self._stepped.add(part.message_id)
         if assistant.summary:
             return True
         match part:
@@ -735,11 +751,11 @@ class TurnState:
                     title = known.title or (str(described) if described is not None else None)
                     self.reports.append(Progressed("subagent", known.status, part.id, title=title))
             case StepStartPart():
-                if part.id not in self.steps and not stored:
+                if part.id not in self._steps and not stored:
                     # A second start in one message means that the provider failed in between.
                     for text in self.texts.values():
                         text.void_open(part.message_id)
-                self.steps.add(part.id)
+                self._steps.add(part.id)
                 self.reports.append(Progressed("step-start", "running", part.id))
             case StepFinishPart():
                 step = Progressed("step-finish", "completed", part.id, reason=part.reason)
