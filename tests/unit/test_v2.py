@@ -273,6 +273,35 @@ def test_a_turn_is_completed_whatever_the_reason_of_its_end_is_called(build: str
     assert ending(recording.read()).outcome is Outcome.COMPLETED
 
 
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        ({"type": "provider.auth", "message": "no"}, "UPSTREAM_UNAUTHORIZED"),
+        ({"type": "provider.unknown", "message": "no"}, "UPSTREAM_EXECUTION_ERROR"),
+        ("odd", "UPSTREAM_INTERRUPTED"),
+    ],
+)
+def test_a_turn_whose_compaction_fails_is_not_completed(
+    error: Any, failure: str, heard: bool
+) -> None:
+    recording = Recording(Path("2-branch", "compaction-auto.jsonl"))
+    before = next(n for n, e in enumerate(recording.events) if "compaction.ended" in e["type"])
+    failed = recording.events[before]
+    failed |= {"type": "session.compaction.failed", "data": failed["data"] | {"error": error}}
+    recording.events = [*recording.events[: before + 1], recording.events[-1]]
+    [*others, compaction, _] = recording.listed
+    recording.listed = [*others, compaction | {"status": "failed", "error": error}]
+    prompt = MessageId(others[-1]["id"])
+    wire, reader = Decoder2(Memory()), TurnReader(recording.root, prompt)
+
+    for frame in recording.followed(0, len(recording.events)) if heard else ():
+        reader.feed(wire.decode(frame))
+    end = ending(reader.finish(None if heard else Snapshot(messages=recording.stored)))
+
+    assert (end.failure and end.failure.type) == failure
+
+
 def kept(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "tool", "id": "call_1", "name": "shell", "state": state}]
 

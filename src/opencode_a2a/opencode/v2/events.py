@@ -396,11 +396,13 @@ class Decoder2:
         for one in compaction(frame.session, message, frame.at, "running"):
             yield from frame.stored(one)
 
-    def compaction_ended(self, frame: Frame) -> Iterator[Event]:
-        state = self._of(frame.session)
+    def compaction_ended(self, frame: Frame, *, status: str) -> Iterator[Event]:
+        state, told = self._of(frame.session), frame.data.get("error")
         if state.compaction is not None:
             message, state.compaction = state.compaction, None
-            _, summary = compaction(frame.session, message, frame.at, "completed")
+            # Without a readable error, the turn has failed all the same.
+            error = Failure2.model_validate(told) if isinstance(told, dict) else None
+            _, summary = compaction(frame.session, message, frame.at, status, error)
             yield from frame.stored(summary)
 
 
@@ -484,8 +486,8 @@ EVENTS: Final[dict[str, Translate]] = {
     "form.replied": partial(_form_settled, resolution="replied"),
     "permission.asked": _permission_asked,
     "permission.replied": _permission_replied,
-    "session.compaction.ended": Decoder2.compaction_ended,
-    "session.compaction.failed": Decoder2.compaction_ended,
+    "session.compaction.ended": partial(Decoder2.compaction_ended, status="completed"),
+    "session.compaction.failed": partial(Decoder2.compaction_ended, status="failed"),
     "session.compaction.started": Decoder2.compaction_started,
     "session.created": Decoder2.created,
     "session.execution.started": Decoder2.started,

@@ -286,7 +286,9 @@ def stored(
                 )
                 yield prompt
             case "compaction":
-                yield from compaction(session, message.id, message.time.created, message.status)
+                yield from compaction(
+                    session, message.id, message.time.created, message.status, message.error
+                )
             case "assistant":
                 yield _answer(session, parent, message, finish_unnamed)
             case "shell":
@@ -306,9 +308,16 @@ def prompt_message(
 
 
 def compaction(
-    session: SessionId, message: MessageId, created: Moment, status: str
+    session: SessionId,
+    message: MessageId,
+    created: Moment,
+    status: str,
+    error: Failure2 | None = None,
 ) -> Iterator[MessageWithParts]:
-    """Yield the request for a compaction, and the summary if there is one, as 1.x has them."""
+    """Yield the request for a compaction, and the summary if it is over, as 1.x has them.
+
+    One that failed is a summary with an error: without one the turn would look complete.
+    """
     info = UserMessage(id=message, session_id=session, time=MessageTime(created=created))
     part = CompactionPart(id=f"{message}:c", session_id=session, message_id=message)
     yield MessageWithParts(info=info, parts=[part])
@@ -318,7 +327,8 @@ def compaction(
             session_id=session,
             parent_id=message,
             summary=True,
-            finish="stop",
+            finish="stop" if status == "completed" else None,
+            error=turn_error(error) if error else None,
             time=MessageTime(created=created, completed=created),
         )
         yield MessageWithParts(info=summary, parts=[])
