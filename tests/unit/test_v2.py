@@ -77,9 +77,11 @@ from opencode_a2a.opencode.types import (
     SessionDraft,
     StatusBusy,
     StatusIdle,
+    ToolCompleted,
     ToolPart,
     ToolRef,
     ToolRunning,
+    ToolState,
     WorkspaceDraft,
 )
 from opencode_a2a.opencode.v2 import catalogues, client, events
@@ -333,6 +335,30 @@ def test_an_answer_that_opencode_repairs_after_a_kill_is_not_completed(
         Outcome.FAILED,
         "UPSTREAM_INTERRUPTED",
     )
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [
+        ({}, ToolRunning(input={})),
+        ({"completed": 2}, ToolCompleted(input={}, output="done", metadata=None)),
+    ],
+)
+def test_a_tool_call_whose_state_is_called_otherwise_ends_with_its_message(
+    ended: dict[str, int], state: ToolState
+) -> None:
+    call = {"status": "succeeded", "content": [{"type": "text", "text": "done"}]}
+    answer: Document = {
+        "id": "msg_2",
+        "type": "assistant",
+        "content": kept(call),
+        "time": {"created": 1, **ended},
+        "finish": "tool-calls",
+    }
+
+    [message] = stored(SessionId("ses_1"), [Message2.model_validate(answer)])
+
+    assert [part.state for part in message.parts if isinstance(part, ToolPart)] == [state]
 
 
 @pytest.mark.parametrize("unnamed", [False, True])

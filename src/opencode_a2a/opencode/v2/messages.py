@@ -198,8 +198,12 @@ def turn_error(error: Failure2) -> TurnError:
 # Tool calls
 
 
-def tool_state(name: str, call: Call2) -> ToolState:
-    """Return the state of a call of the tool that 2.x calls ``name``."""
+def tool_state(name: str, call: Call2, *, over: bool = False) -> ToolState:
+    """Return the state of a call of the tool that 2.x calls ``name``.
+
+    ``over``: its message has ended without an error, and so has the call, by whatever word a
+    release says that.
+    """
     metadata: JsonObject = dict(call.metadata or {})
     named = _FIELDS.get(name, {})
     given: JsonObject = {named.get(key, key): value for key, value in call.input.items()}
@@ -207,7 +211,10 @@ def tool_state(name: str, call: Call2) -> ToolState:
         metadata["sessionId"] = metadata["sessionID"]
     if isinstance(files := metadata.get("files"), list):
         metadata["diff"] = patches(files)
-    match call.status:
+    status = call.status
+    if status not in ("streaming", "running", "completed", "error") and call.error is None:
+        status = "completed" if over else "running"
+    match status:
         case "streaming":
             return ToolPending()
         case "running":
@@ -216,8 +223,6 @@ def tool_state(name: str, call: Call2) -> ToolState:
             shown = (one.text for one in call.content if one.type == "text")
             text = "\n".join(one for one in shown if not _NOTE.match(one))
             return ToolCompleted(input=given, output=text, metadata=metadata or None)
-        case other if other != "error" and call.error is None:  # a word that is not known
-            return ToolRunning(input=given, metadata=metadata or None)
         case _:
             message = call.error.message if call.error else ""
             error = REFUSED.get(message, message)
@@ -225,9 +230,15 @@ def tool_state(name: str, call: Call2) -> ToolState:
 
 
 def tool_part(
-    session: SessionId, message: MessageId, call_id: str, name: str, call: Call2
+    session: SessionId,
+    message: MessageId,
+    call_id: str,
+    name: str,
+    call: Call2,
+    *,
+    over: bool = False,
 ) -> ToolPart:
-    state = tool_state(name, call)
+    state = tool_state(name, call, over=over)
     if isinstance(state, ToolCompleted):
         files = [
             FilePart(
@@ -381,6 +392,7 @@ def _answer(
 ) -> MessageWithParts:
     parts: list[Part] = [step_start(session, message.id, 1)]
     texts = thoughts = 0
+    over = message.time.completed is not None and message.error is None
     for block in message.content:
         # A text is stored when it is complete.
         growing = not (message.time.completed or block.text)
@@ -394,7 +406,8 @@ def _answer(
                 )
                 thoughts += 1
             case "tool":
-                parts.append(tool_part(session, message.id, block.id, block.name, block.state))
+                call_id, name, call = block.id, block.name, block.state
+                parts.append(tool_part(session, message.id, call_id, name, call, over=over))
             case _:
                 pass
     if message.finish and message.finish != "error":
@@ -405,8 +418,7 @@ def _answer(
             PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
         )
     guess = "tool-calls" if message.content and message.content[-1].type == "tool" else "stop"
-    ended = finish_unnamed and message.time.completed and not message.error
-    finish = finish_of(message.finish, guess if ended else None)
+    finish = finish_of(message.finish, guess if over and finish_unnamed else None)
     error = turn_error(message.error) if message.error else None
     if message.refused:
         finish, error = "tool-calls", None
