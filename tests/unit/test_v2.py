@@ -24,6 +24,7 @@ from opencode_a2a.config import OpenCodeSettings, load
 from opencode_a2a.errors import (
     Feature,
     NotInOpenCodeError,
+    UpstreamBackpressureError,
     UpstreamError,
     UpstreamHttpError,
     UpstreamNotFoundError,
@@ -741,6 +742,9 @@ class Standin(ThreadingHTTPServer):
         self.answers: dict[str, Any] = {}
         self.failing: set[str] = set()
         """What is answered with an error of the server."""
+        self.hanging: set[str] = set()
+        """What is not answered before the end."""
+        self.hangs = Event()
         self.sent: list[tuple[str, Any]] = []
         self.over = Event()
 
@@ -763,6 +767,9 @@ class StandinHandler(BaseHTTPRequestHandler):
             return
         known = named in self.server.answers
         content = orjson.dumps(self.server.answers.get(named, {"_tag": "SessionNotFoundError"}))
+        if named in self.server.hanging:
+            self.server.hangs.set()
+            self.server.over.wait()
         failing = named in self.server.failing
         self.send_response_only(500 if failing else 200 if known else 404)
         self.send_header("content-type", "application/json")
@@ -1426,6 +1433,58 @@ async def test_rules_of_a_session_are_set_where_the_contract_has_them(
         f"POST /api/session/{SES}/permissions",
         {"permissions": [theirs, theirs]},
     ) in standin.sent
+
+
+async def test_a_turn_is_answered_and_stopped_although_no_more_calls_are_allowed(
+    standin: Standin,
+) -> None:
+    place, child = "location[directory]=/w", {**SESSION, "id": "ses_child", "parentID": SES}
+    fields = [{"key": "q0", "type": "string"}]
+    forms = [{"id": f"frm_{n}", "sessionID": SES, "fields": fields} for n in (1, 2)]
+    standin.answers |= {
+        f"POST /api/session/{SES}/compact": None,
+        f"POST /api/session/{SES}/wait": None,
+        f"GET /api/permission/request?{place}": ASKED,
+        f"GET /api/form/request?{place}": {"data": forms},
+        ANSWERED: None,
+        f"POST /api/session/{SES}/form/frm_1/reply": None,
+        f"POST /api/session/{SES}/form/frm_2/cancel": None,
+        f"POST /api/session/{SES}/interrupt": None,
+        "POST /api/session/ses_child/interrupt": None,
+        f"GET /api/session/{SES}": {"data": SESSION},
+        f"GET /api/session?parentID={SES}&limit=200": {"data": [child]},
+        "GET /api/session?parentID=ses_child&limit=200": {"data": []},
+        f"GET /api/shell?{place}": {"data": []},
+        "GET /api/session/active": {"data": {"ses_child": {}, SES: {}}},
+        f"GET /api/session/{SES}/inbox": {"data": [{"id": "msg_9"}]},
+        f"DELETE /api/session/{SES}/inbox/msg_9": None,
+    }
+    standin.hanging = {f"POST /api/session/{SES}/wait"}
+    url, at = f"http://127.0.0.1:{standin.server_address[1]}", Location("/w")
+    async with OpenCode2(url, max_concurrent_requests=1) as driver:
+        driver.contract = contract()
+        turn = asyncio.create_task(driver.summarize_session(SES, ModelRef("p", "m")))
+        assert await asyncio.to_thread(standin.hangs.wait, 10)
+
+        with pytest.raises(UpstreamBackpressureError):
+            await driver.session(SES)
+        await driver.reply_permission(PER, "once", at=at)
+        await driver.reply_question(RequestId("frm_1"), [["a"]], at=at)
+        await driver.reject_question(RequestId("frm_2"), at=at)
+        await driver.health()
+        await driver.abort_session(SES)
+
+        turn.cancel()
+    done = [named for named, _ in standin.sent if not named.startswith("GET")]
+    assert done[2:] == [
+        ANSWERED,
+        f"POST /api/session/{SES}/form/frm_1/reply",
+        f"POST /api/session/{SES}/form/frm_2/cancel",
+        f"POST /api/session/{SES}/interrupt",
+        "POST /api/session/ses_child/interrupt",
+        f"POST /api/session/{SES}/interrupt",
+        f"DELETE /api/session/{SES}/inbox/msg_9",
+    ]
 
 
 async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_back(

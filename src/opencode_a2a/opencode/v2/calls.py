@@ -58,9 +58,11 @@ class Calls2(Calls):
         *,
         query: Query | None = None,
         body: JsonObject | None = None,
+        urgent: bool = False,
     ) -> T:
         """Send a request and return what the response has as ``data``."""
-        return (await self.call(Data[kind], method, path, at, query=query, body=body)).data
+        found = await self.call(Data[kind], method, path, at, query=query, body=body, urgent=urgent)
+        return found.data
 
     async def do(
         self,

@@ -193,9 +193,11 @@ class OpenCode2(Catalogues2):
         await self.session(session_id)  # an unknown one would have no children
         return await self._children(session_id)
 
-    async def _children(self, session_id: SessionId) -> list[Session]:
+    async def _children(self, session_id: SessionId, *, urgent: bool = False) -> list[Session]:
         query: Query = {"parentID": session_id, "limit": PAGE}
-        found = await self.call(Page2[Readable[Session2]], "GET", "/api/session", query=query)
+        found = await self.call(
+            Page2[Readable[Session2]], "GET", "/api/session", query=query, urgent=urgent
+        )
         return [_session_of(one) for one in found.data]
 
     async def session_status(self, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
@@ -222,14 +224,15 @@ class OpenCode2(Catalogues2):
             found.append(parent)
             one = parent
 
-    async def _active(self) -> dict[SessionId, AnyObject]:
-        return await self.data(dict[SessionId, AnyObject], "GET", "/api/session/active")
+    async def _active(self, *, urgent: bool = False) -> dict[SessionId, AnyObject]:
+        kind = dict[SessionId, AnyObject]
+        return await self.data(kind, "GET", "/api/session/active", urgent=urgent)
 
-    async def _shells(self, at: Location) -> list[Shell2]:
+    async def _shells(self, at: Location, *, urgent: bool = False) -> list[Shell2]:
         """Return the commands that run in a directory for a session."""
         if not self.contract.has("get", "/api/shell"):
             return []
-        found = await self.data(Readable[Shell2], "GET", "/api/shell", at)
+        found = await self.data(Readable[Shell2], "GET", "/api/shell", at, urgent=urgent)
         return [one for one in found if one.status == "running" and one.metadata.session_id]
 
     async def session_todo(self, session_id: SessionId, *, at: Location = HERE) -> list[Todo]:
@@ -325,15 +328,18 @@ class OpenCode2(Catalogues2):
         interrupt = _path(session_id, "/interrupt")
         await self.do("POST", interrupt, urgent=True)
         if at == HERE:
-            at = Location((await self.session(session_id)).directory)
-        active, family, unvisited = await self._active(), {session_id}, [session_id]
+            found = await self.data(Session2, "GET", _path(session_id), urgent=True)
+            at = Location(found.location.directory)
+        active = await self._active(urgent=True)
+        family, unvisited = {session_id}, [session_id]
         while unvisited:  # sub-agents may have sub-agents
-            for child in await self._children(unvisited.pop()):
+            for child in await self._children(unvisited.pop(), urgent=True):
                 if child.id not in family:
                     family.add(child.id)
                     unvisited.append(child.id)
                     await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
-        left = [one for one in await self._shells(at) if one.metadata.session_id in family]
+        shells = await self._shells(at, urgent=True)
+        left = [one for one in shells if one.metadata.session_id in family]
         for shell in left:
             self.stopped[shell.id] = None
             with suppress(UpstreamNotFoundError):
@@ -342,7 +348,7 @@ class OpenCode2(Catalogues2):
         if left or (family - {session_id}) & active.keys():
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAKE_SECONDS):
-                    while session_id not in await self._active():  # noqa: ASYNC110 - no event here
+                    while session_id not in await self._active(urgent=True):  # noqa: ASYNC110 - no event here
                         await asyncio.sleep(WAKE_POLL_SECONDS)
             await self.do("POST", interrupt, urgent=True)
         await self._empty_inbox(session_id)
@@ -355,7 +361,7 @@ class OpenCode2(Catalogues2):
         """Take back prompts that the model was not given: the next turn would begin with them."""
         if self.contract.has("delete", f"{SESSION}/inbox/{{}}"):
             path = _path(session_id, "/inbox")
-            for item in await self.data(Readable[Named2], "GET", path):
+            for item in await self.data(Readable[Named2], "GET", path, urgent=True):
                 with suppress(UpstreamNotFoundError):
                     await self.do("DELETE", f"{path}/{checked('msg', item.id)}", urgent=True)
 
@@ -656,14 +662,15 @@ class OpenCode2(Catalogues2):
     async def permissions(self, *, at: Location = HERE) -> list[PermissionRequest]:
         return [permission_of(one) for one in await self._permissions(at)]
 
-    async def _permissions(self, at: Location) -> list[Permission2]:
-        return await self.data(Readable[Permission2], "GET", "/api/permission/request", at)
+    async def _permissions(self, at: Location, *, urgent: bool = False) -> list[Permission2]:
+        path = "/api/permission/request"
+        return await self.data(Readable[Permission2], "GET", path, at, urgent=urgent)
 
     async def questions(self, *, at: Location = HERE) -> list[QuestionRequest]:
         return [question_of(one) for one in await self._forms(at)]
 
-    async def _forms(self, at: Location) -> list[Form2]:
-        return await self.data(Readable[Form2], "GET", "/api/form/request", at)
+    async def _forms(self, at: Location, *, urgent: bool = False) -> list[Form2]:
+        return await self.data(Readable[Form2], "GET", "/api/form/request", at, urgent=urgent)
 
     async def reply_permission(
         self,
@@ -673,10 +680,13 @@ class OpenCode2(Catalogues2):
         *,
         at: Location = HERE,
     ) -> None:
-        """Answer a permission. ``always`` is refused: 2.x would keep it for good, for everybody."""
+        """Answer a permission; the list of those that are pending has its session.
+
+        ``always`` is refused: 2.x would keep it for good, for everybody.
+        """
         if reply == "always":
             raise missing("answer `always` that ends with the session; answer `once`")
-        asked = _with_id(request_id, await self._permissions(at))
+        asked = _with_id(request_id, await self._permissions(at, urgent=True))
         path = _path(asked.session_id, f"/permission/{checked('per', request_id)}/reply")
         field = "decision" if self.contract.takes(*REPLY, "decision") else "reply"
         await self.do("POST", path, {field: reply, "message": message}, urgent=True)
@@ -684,12 +694,12 @@ class OpenCode2(Catalogues2):
     async def reply_question(
         self, request_id: RequestId, answers: Sequence[Sequence[str]], *, at: Location = HERE
     ) -> None:
-        form = _with_id(request_id, await self._forms(at))
+        form = _with_id(request_id, await self._forms(at, urgent=True))
         path = _path(form.session_id, f"/form/{checked('frm', request_id)}/reply")
         await self.do("POST", path, {"answer": form.answer(answers)}, urgent=True)
 
     async def reject_question(self, request_id: RequestId, *, at: Location = HERE) -> None:
-        form = _with_id(request_id, await self._forms(at))
+        form = _with_id(request_id, await self._forms(at, urgent=True))
         path = _path(form.session_id, f"/form/{checked('frm', request_id)}/cancel")
         await self.do("POST", path, urgent=True)
 
@@ -697,7 +707,7 @@ class OpenCode2(Catalogues2):
 
     async def health(self) -> Health:
         """Raise unless OpenCode answers; where it tells its version differs between releases."""
-        await self._active()
+        await self._active(urgent=True)
         return Health(healthy=True, version="")
 
     async def dispose(self) -> None:
