@@ -1435,6 +1435,32 @@ async def test_rules_of_a_session_are_set_where_the_contract_has_them(
     ) in standin.sent
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "sent"),
+    [
+        ("integer", "42", 42),
+        ("integer", str(-(2**63)), -(2**63)),
+        ("integer", "9" * 25, "9" * 25),
+        ("integer", "9" * 5000, "9" * 5000),
+        ("integer", "many", "many"),
+        ("number", "1e300", 1e300),
+        ("number", "1e999", "1e999"),
+        ("number", "-inf", "-inf"),
+        ("number", "nan", "nan"),
+    ],
+)
+async def test_a_number_that_json_does_not_have_is_sent_as_it_was_written(
+    standin: Standin, driver: OpenCode2, kind: str, given: str, sent: Any
+) -> None:
+    form = {"id": "frm_1", "sessionID": SES, "fields": [{"key": "q0", "type": kind}]}
+    reply = f"POST /api/session/{SES}/form/frm_1/reply"
+    standin.answers |= {"GET /api/form/request": {"data": [form]}, reply: None}
+
+    await driver.reply_question(RequestId("frm_1"), [[given]])
+
+    assert standin.sent[-1] == (reply, {"answer": {"q0": sent}})
+
+
 async def test_a_turn_is_answered_and_stopped_although_no_more_calls_are_allowed(
     standin: Standin,
 ) -> None:

@@ -7,6 +7,7 @@ it is read. Pure.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field
@@ -85,6 +86,10 @@ _WHOLE: Final = re.compile(r"Provider request failed with HTTP (\d{3}):? ?(.*)",
 """How previews tell an error of the provider: with its whole answer in place of its words."""
 _NOTE: Final = re.compile(r"(Warnings:.*?)?Command exited with code -?\d+\.$", re.DOTALL)
 """A second text that the tool `shell` adds for the model; the code is in the metadata."""
+
+
+_INTEGERS: Final = range(-(2**63), 2**63)
+"""Those that can be sent."""
 
 
 class Failure2(Wire):
@@ -518,7 +523,11 @@ class Field2(Wire):
     custom: bool | None = None
 
     def answer(self, given: Sequence[str]) -> Json:
-        """Return the value for what a person answered: labels of options, or free texts."""
+        """Return the value for what a person answered: labels of options, or free texts.
+
+        There is at least one. A text that is no value of the field, or a number that JSON does not
+        have, stays a text: OpenCode refuses it and says what is wrong with it.
+        """
         values = {option.label: option.value for option in self.options}
         chosen = [values.get(one, one) for one in given]
         match self.type:
@@ -528,9 +537,11 @@ class Field2(Wire):
                 return chosen[0].strip().lower() in ("yes", "true", "y", "1")
             case "number" | "integer":
                 try:
-                    return int(chosen[0]) if self.type == "integer" else float(chosen[0])
+                    number = int(chosen[0]) if self.type == "integer" else float(chosen[0])
                 except ValueError:
-                    return chosen[0]  # OpenCode says what is wrong with it
+                    return chosen[0]
+                fits = isfinite(number) if isinstance(number, float) else number in _INTEGERS
+                return number if fits else chosen[0]
             case _:
                 return chosen[0]
 
