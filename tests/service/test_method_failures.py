@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from structlog.testing import capture_logs
 
 from opencode_a2a.config import Settings, load
 from opencode_a2a.errors import UpstreamError
@@ -20,6 +22,7 @@ from tests.support.caller import Caller
 from tests.support.running import running
 from tests.support.service import TOKEN, Running, serving
 
+TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 NOWHERE = "http://127.0.0.1:9"
 INTERRUPT_METHODS = {*INTERRUPTS.methods, *RECOVERY.methods}
 """Need OpenCode only for what nobody follows, and list what they know without it."""
@@ -129,6 +132,54 @@ async def test_too_many_calls_at_once_are_refused_by_name(tmp_path: Path) -> Non
         assert (refused.code, refused.reason) == (-31010, "UPSTREAM_BACKPRESSURE")
         assert refused.data == {"limit": "1"}
         assert await first == {"items": []}
+
+
+async def test_an_opencode_2_that_comes_back_without_a_needed_call_makes_nothing_ready(
+    tmp_path: Path,
+) -> None:
+    """Such as a release that somebody installed while the service ran."""
+    contract = orjson.loads((TRANSCRIPTS / "2-branch" / "openapi.json").read_bytes())
+    replaced = asyncio.Event()
+
+    async def info(_: Request) -> Response:
+        return JSONResponse({"version": "2.9.0", "pid": 1})
+
+    async def described(_: Request) -> Response:
+        return JSONResponse(contract)
+
+    async def active(_: Request) -> Response:
+        return JSONResponse({"data": {}})
+
+    async def told() -> AsyncGenerator[str]:
+        yield 'data: {"id":"evt_1","type":"server.connected","data":{}}\n\n'
+        await replaced.wait()
+
+    async def events(_: Request) -> Response:
+        return StreamingResponse(told(), media_type="text/event-stream")
+
+    async def status() -> int:
+        return (await service.http.get("/readyz")).status_code
+
+    routes = [
+        Route("/api/info", info),
+        Route("/openapi.json", described),
+        Route("/api/session/active", active),
+        Route("/api/event", events),
+    ]
+    with capture_logs() as logs:
+        async with (
+            running(Starlette(routes=routes)) as url,
+            serving(settings_for(url, tmp_path)) as service,
+            asyncio.timeout(60),
+        ):
+            assert await status() == 200
+            del contract["paths"]["/api/session/{sessionID}/prompt"]
+            replaced.set()
+            while await status() == 200:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.1)
+
+    broke = [one["error"] for one in logs if one["event"] == "feed broke"]
+    assert "its API has no POST /api/session/{}/prompt" in broke[0]
 
 
 async def test_a_worktree_on_another_machine_is_listed_but_not_touched(tmp_path: Path) -> None:

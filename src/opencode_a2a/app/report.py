@@ -173,7 +173,9 @@ class ServiceReport:
             with suppress(TimeoutError, UpstreamError):
                 async with asyncio.timeout(HEALTH_SECONDS):
                     await opencode.health()
-                return
+                if member.up or not member.owned:
+                    return
+                # What answers may be another OpenCode by now, which cannot be used.
             # Why it does not answer as it did takes several calls to find out.
             _, why = await examine(
                 opencode.raw_response, password=opencode.has_password, seconds=HEALTH_SECONDS

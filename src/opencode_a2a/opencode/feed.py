@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.errors import ServiceError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.driver import Decoder
 from opencode_a2a.opencode.events import (
@@ -282,7 +283,8 @@ class Feed:
             except TimeoutError:
                 reason = "silence"
             except Exception as error:  # the feed outlives any failure of a connection
-                logger.warning("feed broke", error=type(error).__name__)
+                why = error.message if isinstance(error, ServiceError) else type(error).__name__
+                logger.warning("feed broke", error=why)
                 reason = "broken"
             if self.up.is_set():
                 self.up.clear()
