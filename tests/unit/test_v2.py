@@ -1562,6 +1562,49 @@ async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_ba
     ]
 
 
+async def test_a_request_of_a_sub_agent_that_was_deleted_is_gone_but_not_the_turns_session(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    asked = ASKED["data"][0] | {"sessionID": "ses_child"}
+    field = {"key": "q0", "type": "string"}
+    form = {"id": "frm_1", "sessionID": "ses_child", "fields": [field]}
+    standin.answers |= {
+        "GET /api/permission/request": {"data": [asked]},
+        "GET /api/form/request": {"data": [form]},
+    }
+
+    with pytest.raises(UpstreamNotFoundError):
+        await driver.reply_permission(PER, "once")
+    with pytest.raises(UpstreamNotFoundError):
+        await driver.reply_question(RequestId("frm_1"), [["a"]])
+    with pytest.raises(UpstreamNotFoundError):
+        await driver.reject_question(RequestId("frm_1"))
+
+
+@pytest.mark.parametrize("inbox", ["inbox", "pending"])
+async def test_an_abort_goes_on_past_a_sub_agent_that_was_deleted(
+    standin: Standin, driver: OpenCode2, inbox: str
+) -> None:
+    known = driver.contract.endpoints.items()
+    named = {(how, path.replace("/inbox", f"/{inbox}")): fields for (how, path), fields in known}
+    driver.contract = replace(driver.contract, endpoints=named)
+    gone = {**SESSION, "id": "ses_child", "parentID": SES}
+    taken_back = f"DELETE /api/session/{SES}/{inbox}/msg_9"
+    standin.answers |= {
+        f"POST /api/session/{SES}/interrupt": None,
+        f"GET /api/session/{SES}": {"data": SESSION},
+        f"GET /api/session?parentID={SES}&limit=200": {"data": [gone]},
+        "GET /api/session?parentID=ses_child&limit=200": {"data": []},
+        "GET /api/session/active": {"data": {SES: {}}},
+        "GET /api/shell?location[directory]=/w": {"data": []},
+        f"GET /api/session/{SES}/{inbox}": {"data": [{"id": "msg_9"}]},
+        taken_back: None,
+    }
+
+    assert await driver.abort_session(SES)
+    assert standin.sent[-1] == (taken_back, None)
+
+
 async def test_a_session_is_busy_while_a_command_or_a_sub_agent_works_for_it(
     standin: Standin, driver: OpenCode2
 ) -> None:

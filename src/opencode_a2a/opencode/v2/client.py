@@ -337,7 +337,8 @@ class OpenCode2(Catalogues2):
                 if child.id not in family:
                     family.add(child.id)
                     unvisited.append(child.id)
-                    await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
+                    with suppress(SessionNotFoundError):  # it may be deleted by now
+                        await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
         shells = await self._shells(at, urgent=True)
         left = [one for one in shells if one.metadata.session_id in family]
         for shell in left:
@@ -359,9 +360,10 @@ class OpenCode2(Catalogues2):
 
     async def _empty_inbox(self, session_id: SessionId) -> None:
         """Take back prompts that the model was not given: the next turn would begin with them."""
-        if self.contract.has("delete", f"{SESSION}/inbox/{{}}"):
-            path = _path(session_id, "/inbox")
-            for item in await self.data(Readable[Named2], "GET", path, urgent=True):
+        method, named = self.contract.first(INBOX)
+        if self.contract.has("delete", f"{named}/{{}}"):
+            path = _of(session_id, named)
+            for item in await self.data(Readable[Named2], method.upper(), path, urgent=True):
                 with suppress(UpstreamNotFoundError):
                     await self.do("DELETE", f"{path}/{checked('msg', item.id)}", urgent=True)
 
@@ -687,21 +689,33 @@ class OpenCode2(Catalogues2):
         if reply == "always":
             raise missing("answer `always` that ends with the session; answer `once`")
         asked = _with_id(request_id, await self._permissions(at, urgent=True))
-        path = _path(asked.session_id, f"/permission/{checked('per', request_id)}/reply")
         field = "decision" if self.contract.takes(*REPLY, "decision") else "reply"
-        await self.do("POST", path, {field: reply, "message": message}, urgent=True)
+        rest = f"/permission/{checked('per', request_id)}/reply"
+        await self._settle(asked.session_id, rest, {field: reply, "message": message})
 
     async def reply_question(
         self, request_id: RequestId, answers: Sequence[Sequence[str]], *, at: Location = HERE
     ) -> None:
         form = _with_id(request_id, await self._forms(at, urgent=True))
-        path = _path(form.session_id, f"/form/{checked('frm', request_id)}/reply")
-        await self.do("POST", path, {"answer": form.answer(answers)}, urgent=True)
+        rest = f"/form/{checked('frm', request_id)}/reply"
+        await self._settle(form.session_id, rest, {"answer": form.answer(answers)})
 
     async def reject_question(self, request_id: RequestId, *, at: Location = HERE) -> None:
         form = _with_id(request_id, await self._forms(at, urgent=True))
-        path = _path(form.session_id, f"/form/{checked('frm', request_id)}/cancel")
-        await self.do("POST", path, urgent=True)
+        await self._settle(form.session_id, f"/form/{checked('frm', request_id)}/cancel")
+
+    async def _settle(
+        self, session_id: SessionId, rest: str, body: JsonObject | None = None
+    ) -> None:
+        """Answer or cancel a request of a session, which may be that of a sub-agent.
+
+        If that session was deleted, only the request is lost, not the session of the turn.
+        """
+        try:
+            await self.do("POST", _path(session_id, rest), body, urgent=True)
+        except SessionNotFoundError:
+            detail = "The session that asked was deleted"
+            raise UpstreamNotFoundError(upstream_status=404, detail=detail) from None
 
     # The server itself
 
