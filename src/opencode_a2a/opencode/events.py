@@ -287,7 +287,7 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
                 case other:
                     status = StatusRetry.model_validate(other)
             return SessionStatusChanged(event_id, SessionId(properties["sessionID"] + ""), status)
-        case _:
+        case "permission.replied" | "question.replied" | "question.rejected":
             permission = kind == "permission.replied"
             return RequestSettled(
                 event_id,
@@ -296,6 +296,8 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
                 "permission" if permission else "question",
                 _RESOLUTIONS[properties["reply"] if permission else kind],
             )
+        case _:
+            raise ValueError(f"no case for an event of the type {kind}")
 
 
 class Decoder1:
