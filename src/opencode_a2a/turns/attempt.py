@@ -442,7 +442,10 @@ class Attempt:
         return events
 
     async def _send_unsent_prompt(self) -> list[TurnEvent]:
-        """Send the prompt that OpenCode has not stored; give up after some tries."""
+        """Send the prompt that OpenCode has not stored; give up after some tries.
+
+        On 2.x it may be in the inbox, which is not read here: the same id begins nothing twice.
+        """
         if self._prompts.tries >= PROMPT_TRIES:
             return self._reader.finish(None, failure=NOT_TAKEN)
         self._reader = self._new_reader()  # nothing of the turn has happened in OpenCode

@@ -115,7 +115,13 @@ MISSING: Final[Missing] = frozenset({"schemas", "todos", "sharing", "workspaces"
 
 
 class OpenCode2(Catalogues2):
-    """The driver of an OpenCode 2; open it with ``async with``."""
+    """The driver of an OpenCode 2; open it with ``async with``.
+
+    What it remembers of sessions is bounded, and may be forgotten: ``memory`` with every connection
+    of the event stream, and everything with the driver itself, which a restart of the service or an
+    OpenCode 1 in between replaces. What matters then is read from OpenCode again. Only that this
+    driver has ended a command (``stopped``) cannot be: its work then counts as lost.
+    """
 
     @property
     def features(self) -> Features:
@@ -454,18 +460,25 @@ class OpenCode2(Catalogues2):
                 rest, earlier = page.data, page.cursor.next
                 if not rest:
                     break
+        self._remember(session_id, found, newest=before is None)
+        unnamed = self.contract.finish_unnamed
+        messages = stored(session_id, reversed(found), parent, finish_unnamed=unnamed)
+        return MessagePage([*messages], cursor)
+
+    def _remember(self, session_id: SessionId, found: Sequence[Message2], *, newest: bool) -> None:
+        """Keep what later events do not repeat, for a connection that did not hear it.
+
+        ``found`` begins with the latest message; ``newest``: with that of the session.
+        """
         for one in found:
             for block in one.content:
                 if block.type == "tool" and block.state.status in ("streaming", "running"):
                     call = KnownCall(block.name, block.state.input)
                     self.memory.calls.setdefault((one.id, block.id), call)
-        if before is None and session_id not in self.memory.prompts:
+        if newest and session_id not in self.memory.prompts:
             last = next((one.id for one in found if _is_prompt(one)), None)
             if last is not None:
                 self.memory.prompts[session_id] = last
-        unnamed = self.contract.finish_unnamed
-        messages = stored(session_id, reversed(found), parent, finish_unnamed=unnamed)
-        return MessagePage([*messages], cursor)
 
     async def _page(self, session_id: SessionId, query: Query) -> Page2[list[Message2]]:
         path = _path(session_id, "/message")

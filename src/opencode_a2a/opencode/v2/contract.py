@@ -47,7 +47,8 @@ NEEDED: Final[tuple[Names, ...]] = (
     (("get", "/api/agent"),),
     (("get", "/api/location"),),
 )
-"""Calls without which no turn can run."""
+"""Calls without which no turn can run, or no session be kept. A server that lacks one is not used
+at all, so that what one feature alone needs does not stand here: it is asked for by ``has``."""
 UNTOLD: Final = frozenset({"error.status", "content.state.error.status"})
 """Fields that are read where a release has them; previews have the status in the words."""
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
