@@ -6,9 +6,12 @@ import pytest
 import structlog
 
 from opencode_a2a.config import InterruptSettings
+from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode1
+from opencode_a2a.opencode.driver import HERE, Location
 from opencode_a2a.opencode.reader import TurnReader
+from opencode_a2a.opencode.types import SessionStatus, StatusBusy
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
@@ -154,6 +157,41 @@ async def test_a_session_that_does_not_stop_is_not_aborted_without_a_pause(
 
     assert canceled.state == "canceled"
     assert 2 <= len(aborts) <= 7
+
+
+@pytest.mark.sqlite_only
+async def test_a_sub_agent_that_is_deleted_meanwhile_does_not_keep_a_turn_from_being_stopped(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("subagent")
+    hold = opencode.hold("message.updated", count=12)  # the sub-agent is known
+    caller, aborted = Caller(service), set[SessionId]()
+    task = await caller.begin("hello")
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+    root = SessionId((await caller.get(task.id)).session_id)
+    abort, status = OpenCode1.abort_session, OpenCode1.session_status
+
+    async def of_children_fails(opencode: OpenCode1, session_id: SessionId) -> bool:
+        aborted.add(session_id)
+        if session_id != root:
+            raise SessionNotFoundError(session_id=session_id)
+        return await abort(opencode, session_id)
+
+    async def late(opencode: OpenCode1, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
+        """List the sub-agent as busy until it was not found."""
+        listed = await status(opencode, at=at)
+        if aborted - {root}:
+            return {busy: one for busy, one in listed.items() if busy == root}
+        children = await opencode.session_children(root)
+        return listed | {child.id: StatusBusy(type="busy") for child in children}
+
+    monkeypatch.setattr(OpenCode1, "abort_session", of_children_fails)
+    monkeypatch.setattr(OpenCode1, "session_status", late)
+    canceled = await caller.cancel(task.id)
+
+    assert (canceled.state, canceled.said) == ("canceled", "Canceled by the caller.")
+    assert aborted > {root}
 
 
 @pytest.mark.sqlite_only

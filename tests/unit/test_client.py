@@ -488,6 +488,8 @@ async def test_the_limit_refuses_calls_but_never_those_that_end_a_turn(server: R
         with pytest.raises(UpstreamBackpressureError):
             await opencode.session(SES)
         await opencode.abort_session(SES)
+        server.answer = Canned(body=b"{}")
+        assert await opencode.session_status() == {}
         release.set()
         await turn
         with pytest.raises(UpstreamPayloadError):

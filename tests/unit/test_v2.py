@@ -1498,6 +1498,7 @@ async def test_a_turn_is_answered_and_stopped_although_no_more_calls_are_allowed
         await driver.reply_question(RequestId("frm_1"), [["a"]], at=at)
         await driver.reject_question(RequestId("frm_2"), at=at)
         await driver.health()
+        assert SES in await driver.session_status(at=at)
         await driver.abort_session(SES)
 
         turn.cancel()

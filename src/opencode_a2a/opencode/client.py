@@ -61,11 +61,11 @@ from opencode_a2a.opencode.types import (
 T = TypeVar("T")
 
 
-def _read(kind: type[T], path: str):
+def _read(kind: type[T], path: str, *, urgent: bool = False):
     """Make the method for an endpoint whose only argument is a location."""
 
     async def read(self: "OpenCode1", *, at: Location = HERE) -> T:
-        return await self.call(kind, "GET", path, at)
+        return await self.call(kind, "GET", path, at, urgent=urgent)
 
     return read
 
@@ -107,7 +107,7 @@ class OpenCode1(Calls):
     """Delete a session and its children. This does not stop a running turn: abort it first."""
     abort_session = _on_session(bool, "POST", "/abort", urgent=True)
     """Stop the session's turn and return when it has ended. An idle session stays as it is."""
-    session_status = _read(dict[SessionId, SessionStatus], "/session/status")
+    session_status = _read(dict[SessionId, SessionStatus], "/session/status", urgent=True)
     """Return the sessions of this location that are not idle."""
 
     async def sessions(

@@ -690,7 +690,12 @@ class Attempt:
                     if not busy:
                         return True
                     for session_id in busy:
-                        await opencode.abort_session(session_id)
+                        try:
+                            await opencode.abort_session(session_id)
+                        except SessionNotFoundError:
+                            if session_id == session.session_id:
+                                raise
+                            # A sub-agent's may be deleted by now; the turn's own is still there.
         except (TimeoutError, UpstreamError) as error:
             logger.warning("abort not confirmed", error=type(error).__name__)
             return False

@@ -211,8 +211,8 @@ class OpenCode2(Catalogues2):
 
         One with a command in the background, or with a running sub-agent, will be asked again.
         """
-        active = await self._active()
-        busy = {*active, *(one.metadata.session_id for one in await self._shells(at))} - {None}
+        active, shells = await self._active(), await self._shells(at)
+        busy = {*active, *(one.metadata.session_id for one in shells)} - {None}
         for one in active:
             with suppress(SessionNotFoundError):
                 busy.update(await self._ancestors(one))
@@ -223,22 +223,23 @@ class OpenCode2(Catalogues2):
         found, one = list[SessionId](), session_id
         while True:
             if one not in self.parents:
-                self.parents[one] = (await self.session(one)).parent_id
+                found_one = await self.data(Session2, "GET", _path(one), urgent=True)
+                self.parents[one] = found_one.parent_id
             parent = self.parents[one]
             if parent is None:
                 return found
             found.append(parent)
             one = parent
 
-    async def _active(self, *, urgent: bool = False) -> dict[SessionId, AnyObject]:
+    async def _active(self) -> dict[SessionId, AnyObject]:
         kind = dict[SessionId, AnyObject]
-        return await self.data(kind, "GET", "/api/session/active", urgent=urgent)
+        return await self.data(kind, "GET", "/api/session/active", urgent=True)
 
-    async def _shells(self, at: Location, *, urgent: bool = False) -> list[Shell2]:
+    async def _shells(self, at: Location) -> list[Shell2]:
         """Return the commands that run in a directory for a session."""
         if not self.contract.has("get", "/api/shell"):
             return []
-        found = await self.data(Readable[Shell2], "GET", "/api/shell", at, urgent=urgent)
+        found = await self.data(Readable[Shell2], "GET", "/api/shell", at, urgent=True)
         return [one for one in found if one.status == "running" and one.metadata.session_id]
 
     async def session_todo(self, session_id: SessionId, *, at: Location = HERE) -> list[Todo]:
@@ -336,7 +337,7 @@ class OpenCode2(Catalogues2):
         if at == HERE:
             found = await self.data(Session2, "GET", _path(session_id), urgent=True)
             at = Location(found.location.directory)
-        active = await self._active(urgent=True)
+        active = await self._active()
         family, unvisited = {session_id}, [session_id]
         while unvisited:  # sub-agents may have sub-agents
             for child in await self._children(unvisited.pop(), urgent=True):
@@ -345,7 +346,7 @@ class OpenCode2(Catalogues2):
                     unvisited.append(child.id)
                     with suppress(SessionNotFoundError):  # it may be deleted by now
                         await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
-        shells = await self._shells(at, urgent=True)
+        shells = await self._shells(at)
         left = [one for one in shells if one.metadata.session_id in family]
         for shell in left:
             self.stopped[shell.id] = None
@@ -355,7 +356,7 @@ class OpenCode2(Catalogues2):
         if left or (family - {session_id}) & active.keys():
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAKE_SECONDS):
-                    while session_id not in await self._active(urgent=True):  # noqa: ASYNC110 - no event here
+                    while session_id not in await self._active():  # noqa: ASYNC110 - no event here
                         await asyncio.sleep(WAKE_POLL_SECONDS)
             await self.do("POST", interrupt, urgent=True)
         await self._empty_inbox(session_id)
@@ -734,7 +735,7 @@ class OpenCode2(Catalogues2):
 
     async def health(self) -> Health:
         """Raise unless OpenCode answers; where it tells its version differs between releases."""
-        await self._active(urgent=True)
+        await self._active()
         return Health(healthy=True, version="")
 
     async def dispose(self) -> None:
