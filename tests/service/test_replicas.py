@@ -684,6 +684,34 @@ async def test_new_contexts_begin_here_until_another_replica_has_more_room(
     assert [task.state for task in ended] == ["completed"] * 4
 
 
+async def test_new_contexts_begin_here_if_the_replica_with_more_room_is_gone(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([fake, second], tmp_path) as replicas,
+    ):
+        for name, (upstream, opencode) in zip("ab", replicas.opencodes.items(), strict=True):
+            entry = {"name": upstream, "url": opencode.url, "shared": True}
+            await replicas.start(name, OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
+        a, b = await replicas.runs("one"), await replicas.runs("two")
+        fleet = a.service.fleet
+        assert fleet is not None
+        up = {"two": "up"}
+        await until(lambda: {r.name: r.state for r in fleet.census.elsewhere.values()} == up)
+        await b.kill()
+        await until(lambda: not fleet.census.has_others)
+        hold = fake.hold()
+        tasks = [await Caller(a).begin(f"task {number}") for number in range(4)]
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        fake.release()
+        ended = [await Caller(a).ended(task.id) for task in tasks]
+
+    assert [task.state for task in ended] == ["completed"] * 4
+    assert second.prompts == []
+
+
 async def test_first_messages_of_a_context_that_come_to_several_replicas_run_in_one_session(
     fake: FakeOpenCode, tmp_path: Path
 ) -> None:

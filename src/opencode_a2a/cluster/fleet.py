@@ -325,7 +325,7 @@ class Fleet:
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
                 return self.where(member.name)
-        if self.census.has_others:
+        if self.census.elsewhere:  # also of a replica that is gone: its next owner answers
             name = await self._database.read(interrupts.upstream, request_id, DERIVED_CONTEXT)
             if name is not None:
                 return self.where(name)
@@ -357,7 +357,8 @@ class Fleet:
             usable = {
                 row.name: row.open_tasks + sent[row.name]
                 for row in others
-                if row.state == "up" and not row.drain and census.reads_mail(row.name)
+                if row.state == "up" and not row.free and not row.drain
+                if census.reads_mail(row.name)
                 if not row.max_turns or row.open_tasks + sent[row.name] < row.max_turns
             }
             least = min(usable, key=lambda name: usable[name], default=None)
