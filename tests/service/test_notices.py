@@ -24,9 +24,12 @@ from opencode_a2a.app.parts import Parts
 from opencode_a2a.cli import main
 from opencode_a2a.cli.doctor import check_notices
 from opencode_a2a.clock import SHARED_CLOCK
+from opencode_a2a.cluster import mailbox
 from opencode_a2a.cluster.mailbox import Mailbox
 from opencode_a2a.config import load
+from opencode_a2a.errors import InterruptNotFoundError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import TaskId
 from opencode_a2a.notices import pages
 from opencode_a2a.notices.links import Signer, Subject
@@ -369,7 +372,8 @@ async def test_questions_plans_and_sign_ins_are_answered_by_link(
     taps = await asyncio.gather(*(sign_in.answer("retry") for _ in range(2)))
     assert [status for status, _ in taps] == [200, 200]
     assert (await person.ended(unsigned.id)).state == "completed"
-    assert "over" in await sign_in.show()
+    assert (await sign_in.show())["over"] == {"resolution": "retried"}
+    assert (await sign_in.answer("retry"))[0] == 200
     opencode.agents.clear()
     prompts: list[Any] = opencode.prompts
     assert [one["parts"][0]["text"] for one in prompts].count("Try again") == 1
@@ -509,6 +513,68 @@ async def test_a_tap_at_another_replica_is_too_late_alike(
     assert late == [(409, "retried"), (409, "approved")]
     assert [task.state for task in ended] == ["completed", "completed", "canceled"]
     assert ended[0].history == ["hello", "now"]
+
+
+@pytest.mark.postgresql_only
+async def test_a_request_still_waits_while_no_replica_runs_its_opencode(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "PATIENCE_SECONDS", 0.5)
+    async with AsyncExitStack() as stack:
+        receiver = await stack.enter_async_context(receiving())
+        base = receiver.url.removesuffix("/hook")
+        told = [{"kind": "ntfy", "url": f"{base}/topic", "principals": ALL}]
+        second = await stack.enter_async_context(FakeOpenCode(opencode.workspace).running())
+        made = await stack.enter_async_context(cluster([second], tmp_path))
+        start = partial(
+            made.start,
+            A2A_NOTIFY=orjson.dumps(told).decode(),
+            A2A_PUBLIC_URL="https://agent.test",
+        )
+        a = await start("a")
+        second.play("permission-once")
+        await Caller(a).send("run it")
+        (url,) = await waits(receiver)
+        await a.stop()
+        made.opencodes = {"two": opencode}
+        b = await start("b")
+        phone = Phone(b, url)
+        shown = await phone.show()
+        status, said = await phone.answer("permission.reply", reply="once")
+        request_id = shown["asked"]["request_id"]
+        by_method = await Caller(b).refused(
+            "a2a.interrupt.permission.reply", {"request_id": request_id, "reply": "once"}
+        )
+        again = await phone.show()
+
+    assert (status, "over" in said) == (503, False)
+    assert by_method.reason == "UPSTREAM_UNREACHABLE"
+    assert again["asked"]["request_id"] == request_id
+
+
+async def test_an_answer_that_was_not_taken_is_not_called_late(
+    service: Running,
+    person: Caller,
+    opencode: FakeOpenCode,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opencode.play("permission-once")
+    task = await person.send("run it")
+    phone = Phone(service, (await waits(receiver))[0])
+    await phone.show()
+
+    async def being_taken_up(*_: object) -> None:
+        raise InterruptNotFoundError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dispatcher, "call", being_taken_up)
+        not_taken = await phone.answer("permission.reply", reply="once")
+    taken = await phone.answer("permission.reply", reply="once")
+
+    assert not_taken == (503, {"error": {"message": pages.STILL_WAITS}})
+    assert taken[0] == 200
+    assert (await person.ended(task.id)).state == "completed"
 
 
 def tapped_late(

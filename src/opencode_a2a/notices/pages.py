@@ -31,6 +31,7 @@ from opencode_a2a.errors import (
     ServiceError,
     TaskNotFoundError,
     UnsupportedOperationError,
+    UpstreamUnreachableError,
 )
 from opencode_a2a.events import Channel, Interrupted, Json, JsonObject
 from opencode_a2a.extensions.dispatch import Dispatcher
@@ -65,6 +66,7 @@ INVALID = "This link is not valid, or what it was for is no longer known; open t
 LATE = "The time for an answer is over; nothing was done."
 VOID = "The task went on or ended without an answer; nothing was done."
 BEFORE = "It was answered before; nothing more was done."
+STILL_WAITS = "The answer was not taken, and the request still waits; try again."
 NOT_SHOWN = "Nothing was answered, since the request was not shown first; open the link again."
 
 _Short = Annotated[str, Field(max_length=4000)]
@@ -206,9 +208,13 @@ class LinkPages:
         if owner is None:
             return None
         deadline = sign_in_deadline(since, self._settings.interrupts.interrupt_request_ttl_seconds)
-        status = (await self._tasks.log(owner, task_id)).state.status
-        over: JsonObject = {"resolution": "retried" if not status.state.terminal else "void"}
-        settled = None if status.sign_in == since else over
+        state = (await self._tasks.log(owner, task_id)).state
+        sent = _message_id("retry", name)
+        retried = not state.status.state.terminal or any(
+            message.message_id == sent for message in state.history
+        )
+        over: JsonObject = {"resolution": "retried" if retried else "void"}
+        settled = None if state.status.sign_in == since else over
         return _Linked(Subject(name, owner, since), deadline, task_id, None, settled, since)
 
     # Requests of the page
@@ -295,25 +301,15 @@ class LinkPages:
             "by": linked.principal,
             "at": timestamp(now_ms()),
         }
-        if linked.asked is not None and linked.asked.type != "plan":
-            try:  # also if it is settled: whether the answer was the same, the method knows
+        by_message = linked.asked is None or linked.asked.type == "plan"
+        try:
+            if by_message:
+                await self._answer_by_message(linked, sent, so_settled)
+            else:  # also if it is settled: whether the answer was the same, the method knows
                 await self._answer_by_method(linked, sent)
-            except (InterruptNotFoundError, InterruptExpiredError):
-                return await self._how_it_ended(sent.link)
-            return _response({"settled": given})
-        # The same tap twice: the second waits for the first.
-        copies = (linked.principal, f"link {linked.subject.id}")
-        async with self._tasks.continuing.message_locks.setdefault(copies, asyncio.Lock()):
-            now = await self._linked(sent.link)
-            if now is None or now.settled is not None:
-                if now is not None and now.settled is not None and so_settled(now.settled):
-                    return _response({"settled": given})
-                return await self._how_it_ended(sent.link)
-            try:
-                await self._answer_by_message(linked, sent.method)
-            except (InterruptNotFoundError, UnsupportedOperationError):
-                # Meanwhile somebody else answered, at this replica or another.
-                return await self._how_it_ended(sent.link)
+        except (InterruptNotFoundError, InterruptExpiredError, UnsupportedOperationError):
+            # Meanwhile somebody else answered, at this replica or another.
+            return await self._how_it_ended(sent.link)
         return _response({"settled": given})
 
     async def _answer_by_method(self, linked: _Linked, sent: _AnswerBody) -> None:
@@ -331,25 +327,34 @@ class LinkPages:
         )
         await self._methods.call(caller, f"a2a.interrupt.{sent.method}", params, Version.V1)
 
-    async def _answer_by_message(self, linked: _Linked, method: str) -> None:
+    async def _answer_by_message(
+        self, linked: _Linked, sent: _AnswerBody, so_settled: Callable[[JsonObject], bool]
+    ) -> None:
         """Send the message that has a plan carried out or dropped, or a turn tried again."""
         part = Part("text", text="Try again")
         if linked.asked is not None:
-            reply = "go" if method == "plan.go" else "cancel"
+            reply = "go" if sent.method == "plan.go" else "cancel"
             part = Part("data", data={"reply": reply, "request_id": linked.subject.id})
-        name = sha256(f"{method} {linked.subject.id}".encode()).hexdigest()[:24]
-        prompt = (PromptPart(text="Try again"),)
-        request = TurnRequest(prompt, self._new_message_id(), rights=await self._rights(linked))
-        await self._tasks.sending.submit(
-            SendCommand(
-                linked.principal,
-                Message(f"link-{name}", "user", [part]),
-                request,
-                task_id=linked.task_id,
-                budget=self._budget(linked),
-                sign_in=linked.sign_in,
+        # The same tap twice: the second waits for the first.
+        copies = (linked.principal, f"link {linked.subject.id}")
+        async with self._tasks.continuing.message_locks.setdefault(copies, asyncio.Lock()):
+            now = await self._linked(sent.link)
+            if now is not None and now.settled is not None and so_settled(now.settled):
+                return
+            if now is None or now.settled is not None:
+                raise InterruptNotFoundError
+            prompt = (PromptPart(text="Try again"),)
+            request = TurnRequest(prompt, self._new_message_id(), rights=await self._rights(linked))
+            await self._tasks.sending.submit(
+                SendCommand(
+                    linked.principal,
+                    Message(_message_id(sent.method, linked.subject.id), "user", [part]),
+                    request,
+                    task_id=linked.task_id,
+                    budget=self._budget(linked),
+                    sign_in=linked.sign_in,
+                )
             )
-        )
 
     def _budget(self, linked: _Linked) -> Budget:
         budget = self._budget_of(linked.principal)
@@ -366,9 +371,19 @@ class LinkPages:
     async def _how_it_ended(self, link: str) -> Response:
         """Say how a request ended for which an answer came too late."""
         now = await self._linked(link)
-        settled = (now.settled if now is not None else None) or {"resolution": "answered"}
+        if now is None:
+            return _refusal(404, INVALID)
+        settled = now.settled
+        if settled is None:
+            # Its turn is being taken up, perhaps by another replica.
+            raise UpstreamUnreachableError(STILL_WAITS)
         message = {"expired": LATE, "void": VOID}.get(str(settled["resolution"]), BEFORE)
         return _over(409 if message is BEFORE else 410, message, settled)
+
+
+def _message_id(method: str, name: str) -> str:
+    """Return the id of the message that an answer by link is; a repeated answer has the same."""
+    return f"link-{sha256(f'{method} {name}'.encode()).hexdigest()[:24]}"
 
 
 def _sign_in_card(state: TaskState) -> JsonObject:

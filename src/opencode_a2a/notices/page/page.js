@@ -22,7 +22,7 @@ async function post(path, body) {
   throw Object.assign(new Error(answer.error?.message ?? `The service answered ${response.status}`), { over: answer.over });
 }
 
-const OVER = { retried: "Somebody has tried again.", answered: "Another answer was given just now.", void: "The task has gone on or ended without it." };
+const OVER = { retried: "Somebody has tried again.", void: "The task has gone on or ended without it." };
 
 // How it ended: the line that takes the place of the card, and what that means here.
 function end({ resolution, by, at }, said) {
