@@ -465,6 +465,47 @@ async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_pat
     assert (again.state, again.text) == ("completed", TEXT)
 
 
+async def test_work_without_a_task_of_an_opencode_that_is_gone_is_looked_for_no_more(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched, find = list[SessionId](), mailbox.SessionSearch.find
+
+    async def counted(search: mailbox.SessionSearch, session_id: SessionId) -> str | None:
+        searched.append(session_id)
+        return await find(search, session_id)
+
+    monkeypatch.setattr(mailbox.SessionSearch, "find", counted)
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([second], tmp_path) as replicas,
+    ):
+        second.play("permission-once")
+        replicas.opencodes = {"two": second}
+        a = await replicas.start("a")
+        caller = Caller(a)
+        session = (await caller.method("opencode.sessions.create", {}))["item"]["id"]
+        work = {"parts": [{"type": "text", "text": "run it"}]}
+        await caller.method(
+            "opencode.sessions.prompt_async", {"session_id": session, "request": work}
+        )
+        [asked] = await until_listed(caller, 1)
+        await a.stop()
+        replicas.opencodes = {"one": fake}
+        await replicas.start("b", OPENCODE_UPSTREAM_LOST_SECONDS="1")
+
+        def resolution() -> str | None:
+            query = "SELECT resolution FROM interrupts WHERE request_id = %s"
+            with psycopg.connect(stores.url(replicas.state)) as connection:
+                [row] = connection.execute(query, (asked["request_id"],)).fetchall()
+                return row[0]
+
+        await until(lambda: resolution() == "void")
+        replicas.opencodes = {"three": fake}
+        await replicas.start("c")
+
+    assert searched == []
+
+
 @pytest.mark.requirement("I7")
 async def test_a_task_that_no_replica_runs_is_canceled_and_stopped_by_the_next_owner(
     fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

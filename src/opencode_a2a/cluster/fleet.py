@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -40,6 +41,7 @@ from opencode_a2a.store.replicas import Census
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.job import SharedTurns
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD
+from opencode_a2a.turns.shared_interrupts import audit_void
 
 logger = structlog.get_logger(__name__)
 
@@ -245,6 +247,13 @@ class Fleet:
         member = self.members.get(upstream)
         return Here(member) if member is not None and member.owned else There(upstream)
 
+    def _gone(self, upstream: str) -> bool:
+        """Whether no replica lists an OpenCode any more, and it was given up for lost."""
+        if self._database.replica is None:
+            return False
+        known = upstream in self.members or upstream in self.census.elsewhere
+        return not known and not self.census.listings[upstream]
+
     def keeps_contexts(self, upstream: str) -> bool:
         """Whether contexts with a session in an OpenCode stay there; if it is lost they move on."""
         member = self.members.get(upstream)
@@ -381,10 +390,21 @@ class Fleet:
     # Whether the members can be reached
 
     async def recover_errands(self, members: Collection[Member]) -> None:
-        """Take up work without a task, which was asking something when its process ended."""
+        """Take up work without a task, which was asking something when its process ended.
+
+        What it asks in an OpenCode that is gone for good is void: otherwise, every later start
+        would ask all replicas who has its session.
+        """
         # The table of interrupts is the same for all members.
         for owner in await self.first.turns.interrupts.errand_owners():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
+            upstream = await self._database.read(task_rows.upstream_of_session, session)
+            if upstream is not None and self._gone(upstream):
+                context_id, now = owner.context_id, now_ms()
+                audit_void(
+                    owner, await self._database.write(interrupts.void_errand, context_id, now)
+                )
+                continue
             name = self.first.name if self.alone else await self._find_session(session)
             member = self.members.get(name)
             if member is not None and member in members:

@@ -69,7 +69,17 @@ def settle(
 
 def void(connection: Connection, task_id: str, at: int) -> Sequence[InterruptRow]:
     """Settle and return the pending interrupts of a task that ended before anybody answered."""
-    pending = (interrupts.c.task_id == task_id, interrupts.c.resolution.is_(None))
+    return _void(connection, interrupts.c.task_id == task_id, at)
+
+
+def void_errand(connection: Connection, context_id: str, at: int) -> Sequence[InterruptRow]:
+    """Settle and return the pending interrupts of work without a task that nobody follows."""
+    mine = sa.and_(interrupts.c.task_id == "", interrupts.c.context_id == context_id)
+    return _void(connection, mine, at)
+
+
+def _void(connection: Connection, mine: ColumnElement[bool], at: int) -> Sequence[InterruptRow]:
+    pending = (mine, interrupts.c.resolution.is_(None))
     found = _select(connection, *pending)
     if found:
         update = interrupts.update().where(*pending)
