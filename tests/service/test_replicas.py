@@ -556,6 +556,36 @@ async def test_a_task_that_no_replica_runs_is_canceled_and_stopped_by_the_next_o
     assert replied == 0
 
 
+@pytest.mark.requirement("I7")
+async def test_a_canceled_turn_with_a_further_message_is_stopped_by_the_next_owner(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "PATIENCE_SECONDS", 0.5)
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([second], tmp_path) as replicas,
+    ):
+        second.play("plain-text")
+        replicas.opencodes = {"two": second}
+        begun = await begin(second, a := await replicas.start("a"))
+        # Turns of no task are looked for in the default directory only, and would be stopped too.
+        monkeypatch.setattr(recovery, "UNKNOWN_AFTER_SECONDS", 3600.0)
+        await Caller(a).begin("more", task=begun.id)
+        await second.prompted(2)
+        await a.stop()
+        replicas.opencodes = {"one": fake}
+        canceled = await Caller(await replicas.start("b")).cancel(begun.id)
+        replicas.opencodes = {"two": second}
+        stopped = asyncio.create_task(second.asked("abort", 1))
+        await asyncio.sleep(0)  # it counts from now on
+        await replicas.start("a")
+        await stopped
+        second.release()
+
+    assert canceled.state == "canceled"
+    assert second.texts == ["hello", "more"]
+
+
 async def test_a_cancel_is_followed_by_an_owner_that_comes_at_the_last_moment(
     fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ from opencode_a2a.turns.interrupt_state import unlogged
 from opencode_a2a.turns.job import LoggedTurn
 from opencode_a2a.turns.sessions import TurnLock
 from opencode_a2a.turns.shared_interrupts import SharedInterrupts, audit_void
-from opencode_a2a.turns.snapshot import PAGE, messages_since
+from opencode_a2a.turns.snapshot import PAGE, is_overtaken, messages_since
 
 logger = structlog.get_logger(__name__)
 
@@ -315,23 +315,28 @@ async def stop_canceled(database: Database, member: Member) -> None:
 async def _stop_canceled_one(database: Database, member: Member, row: TaskRow) -> None:
     """Stop the turn of a canceled task, and forget its request once that is done.
 
-    If OpenCode cannot be asked, the request stays for the next owner.
+    If OpenCode or the database cannot be asked, the request stays for the next owner.
     """
     await member.turns.feed.up.wait()
     opencode = member.turns.opencode
     try:
         session_id = load_task(row).status.session_id
-        prompt = None if row.request is None else load_request(row.request).user_message_id
+        prompts = list[MessageId]()
+        if row.request is not None:
+            prompts = [load_request(row.request).user_message_id]
+            prompts += await _added_prompts(database, row)
+    except StoreUnavailableError:
+        return
     except Exception:  # as in ``Recovery``
         logger.exception("task could not be read", task_id=row.id)
-        session_id = prompt = None
-    if session_id is not None and prompt is not None:
+        session_id, prompts = None, []
+    if session_id is not None and prompts:
         lock = member.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
         for seconds in STOP_AGAIN_SECONDS:
             try:
                 async with lock:
-                    found = await messages_since(opencode, session_id, prompt)
-                    if [one.info.id for one in found if one.info.role == "user"] == [prompt]:
+                    found = await messages_since(opencode, session_id, prompts[0])
+                    if not is_overtaken(found, prompts):
                         await opencode.abort_session(session_id)
                 break
             except (SessionNotFoundError, UpstreamNotFoundError):
@@ -342,6 +347,20 @@ async def _stop_canceled_one(database: Database, member: Member, row: TaskRow) -
         else:
             return
     await database.write_until_stored(task_rows.set_request, row.no, None)
+
+
+async def _added_prompts(database: Database, row: TaskRow) -> list[MessageId]:
+    """Return what OpenCode may have been given for a task while its turns ran.
+
+    Nothing once the log of the ended task is deleted: then a session with more than the first
+    prompt is left alone.
+    """
+    replay, added = Replay(database, row.no, ref_of(row)), list[MessageId]()
+    while entries := await replay.next(replay.state.seq):
+        for entry in entries:
+            if isinstance(entry.event, Added):
+                added.append(entry.event.request.user_message_id)
+    return added
 
 
 async def stop_unknown(database: Database, member: Member, is_ours: IsOurs) -> None:

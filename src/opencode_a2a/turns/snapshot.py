@@ -16,7 +16,7 @@ from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.translate import could_change_files
-from opencode_a2a.opencode.turn_state import Snapshot
+from opencode_a2a.opencode.turn_state import Snapshot, TurnMessages
 from opencode_a2a.opencode.types import (
     FileDiff,
     MessageWithParts,
@@ -24,6 +24,7 @@ from opencode_a2a.opencode.types import (
     PermissionRequest,
     QuestionRequest,
     ToolPart,
+    UserMessage,
 )
 
 logger = structlog.get_logger(__name__)
@@ -136,6 +137,24 @@ async def messages_since(
         found = (await opencode.messages(session_id)).items
     ids = [message.info.id for message in found]
     return found[ids.index(message_id) :] if message_id in ids else found
+
+
+def is_overtaken(messages: Sequence[MessageWithParts], prompts: Sequence[MessageId]) -> bool:
+    """Whether a session has been given another prompt than those of a turn.
+
+    ``messages`` begin with the first of ``prompts``; if they do not have it, nobody knows what the
+    others are for. What OpenCode adds on its own, around a compaction or when work in the
+    background ends, is of the turn.
+    """
+    turn = TurnMessages(prompts[0], [prompts[0]], {prompts[0]})
+    for prompt in prompts:
+        turn.claim(prompt)
+    for message in messages:
+        if isinstance(message.info, UserMessage):
+            turn.add(message.info, gapless=True)
+            for part in message.parts:
+                turn.add_user_part(part)
+    return turn.overtaken or not turn.prompt_stored
 
 
 async def pending(
