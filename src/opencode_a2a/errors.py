@@ -322,6 +322,34 @@ class UpstreamAwayError(UpstreamUnreachableError):
     """There was no connection: OpenCode was not sent anything."""
 
 
+class NotRunError(UpstreamUnreachableError):
+    """Nobody ran a call: no replica owns the OpenCode."""
+
+    message = (
+        "No replica of the service runs this OpenCode at the moment, so nothing was done; try again"
+    )
+
+
+class OtherVersionError(UpstreamUnreachableError):
+    """Nobody ran a call: the owner of the OpenCode cannot read it, or this replica cannot."""
+
+    message = (
+        "The replica that runs this OpenCode is of another version of the service and cannot be "
+        "asked, so nothing was done; try again when all replicas have been upgraded, or at once: "
+        "another replica may be able to"
+    )
+    headers = (("Retry-After", "1"),)
+
+
+class MaybeRunError(UpstreamUnreachableError):
+    """A call was begun, and it is not known whether it was completed."""
+
+    message = (
+        "The replica of the service that was asked stopped before it answered. It may have been "
+        "done; look before you try again"
+    )
+
+
 class UpstreamTimeoutError(UpstreamUnreachableError):
     """OpenCode took longer than one call may take."""
 

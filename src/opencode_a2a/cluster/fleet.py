@@ -25,10 +25,10 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import (
     InvalidParamsError,
+    MaybeRunError,
     Missing,
     ServiceError,
     UpstreamBackpressureError,
-    UpstreamUnreachableError,
 )
 from opencode_a2a.ids import Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
@@ -51,12 +51,6 @@ LOCAL_BIAS = 2
 still get a new context: streams of this replica's own OpenCodes are faster."""
 PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
-
-
-UNSURE = (
-    "The replica of the service that was asked stopped before it answered. It may have been done; "
-    "look before you try again"
-)
 
 
 class MovedError(Exception):
@@ -104,7 +98,7 @@ class Member:
         """Keep this replica its owner; raise MovedError if it is not.
 
         If the OpenCode is given up meanwhile, what runs inside is canceled, and MovedError raised;
-        or UpstreamUnreachableError if it must not be done again.
+        or MaybeRunError if it must not be done again.
         """
         if not self.owned:
             raise MovedError(self.name)
@@ -120,7 +114,7 @@ class Member:
                 raise
             if repeatable:
                 raise MovedError(self.name, begun=True) from None
-            raise UpstreamUnreachableError(UNSURE) from None
+            raise MaybeRunError from None
         finally:
             self._holders.pop(holder, None)
             self._unheld.set()

@@ -30,9 +30,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
-from opencode_a2a.cluster.fleet import UNSURE, Fleet, Here, Member, MovedError, There, Where
+from opencode_a2a.cluster.fleet import Fleet, Here, Member, MovedError, There, Where
 from opencode_a2a.errors import (
     InternalError,
+    MaybeRunError,
+    NotRunError,
+    OtherVersionError,
     ServiceError,
     SessionNotFoundError,
     StoreUnavailableError,
@@ -66,15 +69,6 @@ CLOSE_SECONDS = 1.0
 OTHERS_SECONDS = 3.0
 """How long a replica may take to answer a call that goes to all of them, such as a list."""
 
-NOBODY = (
-    "No replica of the service runs this OpenCode at the moment, so nothing was done; try again"
-)
-OTHER_VERSION = (
-    "The replica that runs this OpenCode is of another version of the service and cannot be asked, "
-    "so nothing was done; try again when all replicas have been upgraded, or at once: another "
-    "replica may be able to"
-)
-RETRY = ("Retry-After", "1")
 _DONE, _FAILED = b"=", b"!"
 """The first byte of a reply: a result follows, or an error."""
 
@@ -133,9 +127,11 @@ class Mailbox:
         """
         me, began = self._database.replica, time.monotonic()
         if me is None:
-            raise UpstreamUnreachableError(UNSURE if begun else NOBODY)
+            raise MaybeRunError if begun else NotRunError
         if not self._database.census.reads_mail(upstream):
-            raise UpstreamUnreachableError(UNSURE if begun else OTHER_VERSION).with_headers(RETRY)
+            if begun:
+                raise MaybeRunError().with_headers(*OtherVersionError.headers)
+            raise OtherVersionError
         no = await self._database.write(
             mail.send, upstream, me, kind, body, again=repeatable, begun=begun
         )
@@ -149,7 +145,7 @@ class Mailbox:
         except TimeoutError:
             begun = await self._database.write(mail.delete, no)
             outcome = "broken" if begun else "nobody"
-            raise UpstreamUnreachableError(UNSURE if begun else NOBODY) from None
+            raise MaybeRunError if begun else NotRunError from None
         finally:
             del self._waiting[no]
             metrics.MAIL_SECONDS.labels(outcome).observe(time.monotonic() - began)
@@ -230,7 +226,7 @@ class Mailbox:
         try:
             handler = self.handlers.get(row.kind)
             if handler is None:
-                raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY)
+                raise OtherVersionError
             reply = _DONE + await handler(row.upstream, row.body)
         except MovedError as moved:
             upstream, begun = moved.upstream, moved.begun
@@ -240,7 +236,7 @@ class Mailbox:
             ):
                 self._database.notify("m")
                 return
-            reply = _FAILED + dump_error(UpstreamUnreachableError(UNSURE if row.begun else NOBODY))
+            reply = _FAILED + dump_error(MaybeRunError() if row.begun else NotRunError())
         except ServiceError as error:
             reply = _FAILED + dump_error(error)
         except Exception:
@@ -357,7 +353,7 @@ class OwnerCall(Generic[A, R]):
         try:
             arguments = self._arguments().validate_json(body)
         except ValidationError:  # its text has the values, and may have a secret
-            raise UpstreamUnreachableError(OTHER_VERSION).with_headers(RETRY) from None
+            raise OtherVersionError from None
         member = self._fleet.members[upstream]
         async with member.hold(repeatable=self._repeatable(arguments)):
             return self._result().dump_json(await self._handler(member, arguments))
@@ -371,7 +367,7 @@ class OwnerCall(Generic[A, R]):
         try:
             return self._result().validate_json(reply)
         except ValidationError:
-            raise UpstreamUnreachableError(UNSURE) from None
+            raise MaybeRunError from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,19 +27,19 @@ from pydantic import TypeAdapter, ValidationError
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.cluster.fleet import UNSURE, Anywhere, Member, MovedError, Where
+from opencode_a2a.cluster.fleet import Anywhere, Member, MovedError, Where
 from opencode_a2a.cluster.mailbox import OTHERS_SECONDS, OwnerCall
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     InvalidFieldError,
     InvalidParamsError,
+    MaybeRunError,
     MethodNotFoundError,
     Off,
     ServiceError,
     UpstreamError,
     UpstreamTimeoutError,
-    UpstreamUnreachableError,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call, Deps, NotHereError
@@ -121,7 +121,7 @@ class Dispatcher:
         except ServiceError as error:
             raise _completed(error, method) from None
         except asyncio.CancelledError:  # the service stops, and the grace period is over
-            raise _completed(UpstreamUnreachableError(UNSURE), method) from None
+            raise _completed(MaybeRunError(), method) from None
 
     async def _where(self, method: Method, request: MethodRequest) -> Where:
         """Say where a call belongs; refuse one that could run nowhere."""

@@ -3,18 +3,18 @@
 Functions of a connection, to be given to ``Database``; ``cluster.mailbox`` uses them. Only
 PostgreSQL has several replicas, so this is its SQL. A call may contain a secret; it is erased as
 soon as it was carried out. Who may run a call, and what its caller is told if no reply comes in
-time (``NOBODY``: nothing was done; ``UNSURE``: it may have been done):
+time (``NotRunError``: nothing was done; ``MaybeRunError``: it may have been done):
 
-=================  ===========================  =======================  =======================
+=================  ===========================  =======================  ===========================
 ``again``          taker                        who may run it           the caller is told
-=================  ===========================  =======================  =======================
-any                none: not collected, or      the owner: ``collect``   ``NOBODY``, or
-                   given back                                            ``UNSURE`` if ``_BEGUN``
+=================  ===========================  =======================  ===========================
+any                none: not collected, or      the owner: ``collect``   ``NotRunError``, or
+                   given back                                            ``MaybeRunError`` if begun
 any                a live replica               that one                 its reply
-``_ONCE``          a replica that is gone       nobody                   ``UNSURE``, at once
-any but ``_ONCE``  a replica that is gone       the owner: ``collect``   ``UNSURE``
-any                unknown: the row is lost     who has collected it     ``UNSURE``, at once
-=================  ===========================  =======================  =======================
+``_ONCE``          a replica that is gone       nobody                   ``MaybeRunError``, at once
+any but ``_ONCE``  a replica that is gone       the owner: ``collect``   ``MaybeRunError``
+any                unknown: the row is lost     who has collected it     ``MaybeRunError``, at once
+=================  ===========================  =======================  ===========================
 
 A taker gives back (``give_back``) what it began and another may run again, and what it has not
 begun, unless that is too old.

@@ -17,17 +17,13 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.cluster.fleet import UNSURE, Fleet, Member
-from opencode_a2a.cluster.mailbox import (
-    NOBODY,
-    PATIENCE_SECONDS,
-    Mailbox,
-    OwnerCall,
-    SessionSearch,
-)
+from opencode_a2a.cluster.fleet import Fleet, Member
+from opencode_a2a.cluster.mailbox import PATIENCE_SECONDS, Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InvalidParamsError,
+    MaybeRunError,
+    NotRunError,
     StreamEndedError,
     TaskNotCancelableError,
     TaskUnreadableError,
@@ -118,7 +114,7 @@ class TaskService:
             self.mailbox,
             "cancel",
             fleet,
-            self._cancel,
+            self._order_to_stop,
             lambda: TypeAdapter(TaskName),
             lambda: TypeAdapter(type(None)),
         )
@@ -257,16 +253,17 @@ class TaskService:
 
         The owner is ordered to stop the task; how that ends is read from the log. The order is
         stored in the log, so the next owner follows it; it is given again if nothing comes of it.
-        If two owners in turn cannot be reached, that is raised.
+        The loop ends with the task. It also ends if two orders in turn reach no owner, or one is
+        refused: that is raised.
         """
         metrics.CANCEL_REQUESTS.inc()
         began, named = time.monotonic(), TaskName(principal, task_id)
-        unanswered: str | None = None
-        """What would have been raised of an order that nobody replied to."""
+        unanswered: NotRunError | MaybeRunError | None = None
+        """What became of the first order that nobody replied to."""
         log, where = await self.open.locate(principal, task_id)
         while where is not None:
             try:
-                await self._canceling.run(where, named, begun=unanswered == UNSURE)
+                await self._canceling.run(where, named, begun=isinstance(unanswered, MaybeRunError))
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await log.until_ended()
             except (TimeoutError, StreamEndedError):
@@ -274,9 +271,9 @@ class TaskService:
             except UpstreamUnreachableError as error:
                 if not await self._end_unowned(principal, task_id):
                     # It has an owner, who may have come only now.
-                    if unanswered is not None or error.message not in (NOBODY, UNSURE):
+                    if unanswered is not None or not isinstance(error, NotRunError | MaybeRunError):
                         raise
-                    unanswered = error.message
+                    unanswered = error
             log, where = await self.open.locate(principal, task_id)
         state = await log.firm_state()
         if state.status.state is not State.CANCELED:
@@ -285,7 +282,7 @@ class TaskService:
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
         return state
 
-    async def _cancel(self, _: Member, named: TaskName) -> None:
+    async def _order_to_stop(self, _: Member, named: TaskName) -> None:
         """Order a task to stop, if it has not ended meanwhile."""
         task = self.open.of(named.principal, named.task_id)
         if task is not None:
