@@ -516,6 +516,36 @@ async def test_a_tap_at_another_replica_is_too_late_alike(
 
 
 @pytest.mark.postgresql_only
+async def test_a_replica_without_webhooks_leaves_those_of_callers_to_others(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        phone, receiver = [await stack.enter_async_context(receiving()) for _ in range(2)]
+        base = phone.url.removesuffix("/hook")
+        told = [{"kind": "ntfy", "url": f"{base}/topic", "principals": ALL}]
+        made = await stack.enter_async_context(cluster([opencode], tmp_path))
+        start = partial(
+            made.start,
+            A2A_NOTIFY=orjson.dumps(told).decode(),
+            A2A_PUBLIC_URL="https://agent.test",
+            A2A_PUSH_ALLOW_PRIVATE_HOSTS="true",
+        )
+        # While settings are rolled out, replicas differ.
+        owner = Caller(await start("a", A2A_PUSH_ENABLED="false"))
+        await made.runs("one")
+        other = Caller(await start("b"))
+        hold = opencode.hold(count=2)
+        task = await owner.begin("hello")
+        await hold.reached.wait()
+        await other.ask("push create", {"taskId": task.id, "url": receiver.url})
+        opencode.release()
+        await ends(phone, task.id)
+        await receiver.ended()
+
+    assert receiver.states == ["completed"]
+
+
+@pytest.mark.postgresql_only
 async def test_a_request_still_waits_while_no_replica_runs_its_opencode(
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,10 +150,11 @@ class Deliveries:
 
     async def _claim(self, me: int | None) -> float | None:
         """Begin the deliveries that are due; return how long to wait for more, None for ever."""
+        only_notices = not self._settings.enabled  # another replica may have later settings
         while True:
             now = now_ms()
             latest = now + int(RETRIES.longest * 1000)
-            left = await self._database.read(webhooks.backlog, me, latest)
+            left = await self._database.read(webhooks.backlog, me, latest, only_notices)
             metrics.PUSH_PENDING.set(left.pending)
             self._failing_since = left.failing_since
             if left.due_at is None or left.due_at > now:
@@ -162,7 +163,7 @@ class Deliveries:
                     return longest
                 # By the wall clock, which may be set.
                 return min((left.due_at - now) / 1000, longest or RETRIES.longest)
-            rows = await self._database.write(webhooks.claim, me, now, latest, CLAIMS)
+            rows = await self._database.write(webhooks.claim, me, now, latest, CLAIMS, only_notices)
             if not rows:  # another replica has it in a transaction
                 return BUSY_SECONDS
             for row in rows:
@@ -318,8 +319,6 @@ class Deliveries:
                 self._open.note_seen(row.task_no, notification.ref.id, status)
 
         if row.version != webhooks.NOTICE:
-            if not self._settings.enabled:  # since the webhook was set
-                return Held("disabled", RETRIES.longest)
             return await self._sender.send(row, notification, shown)
         if self._notices is None:  # another replica may have later settings, and targets
             return (Failed if self._database.census.has_others else Gone)("no_target")

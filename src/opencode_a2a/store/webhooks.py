@@ -120,7 +120,8 @@ def _statements(free: str, ours: str, lock: str) -> _Statements:
     # Webhooks that a replica held back when it died, since their receiver was away, are due at
     # once. So is one that would have to wait for too long: the clock was set back.
     due_at = "CASE WHEN w.claimed_by IS NULL AND w.next_at <= :latest THEN w.next_at ELSE 0 END"
-    claimable = f"FROM webhooks w WHERE {BEHIND} AND {free} AND {ours}"
+    wanted = f"(:only_notices = 0 OR w.version = '{NOTICE}')"
+    claimable = f"FROM webhooks w WHERE {BEHIND} AND {free} AND {ours} AND {wanted}"
     return _Statements(
         Prepared(
             f"UPDATE webhooks SET claimed_by = :me WHERE no IN (SELECT w.no {claimable}"  # noqa: S608 - constants
@@ -275,10 +276,16 @@ def forget_last_changes(connection: Connection, upstreams: Collection[str] | Non
     connection.execute(webhooks.update().where(*where).values(changed=UNKNOWN_CHANGE))
 
 
-def backlog(connection: Connection, me: int | None, latest: int) -> Backlog:
-    """Return what is left to send, by all processes; nothing has to wait beyond ``latest``."""
+def backlog(
+    connection: Connection, me: int | None, latest: int, only_notices: bool = False
+) -> Backlog:
+    """Return what is left to send, by all processes; nothing has to wait beyond ``latest``.
+
+    ``only_notices`` is for a process that serves no webhooks of callers, and claims none.
+    """
     pending, since = _PENDING.run(connection, {}).fetchone()
-    (due_at,) = _STATEMENTS[me is not None].due.run(connection, {"latest": latest}).fetchone()
+    values = {"latest": latest, "only_notices": int(only_notices)}
+    (due_at,) = _STATEMENTS[me is not None].due.run(connection, values).fetchone()
     return Backlog(pending, since, due_at)
 
 
@@ -286,10 +293,16 @@ def backlog(connection: Connection, me: int | None, latest: int) -> Backlog:
 
 
 def claim(
-    connection: Connection, me: int | None, now: int, latest: int, most: int
+    connection: Connection,
+    me: int | None,
+    now: int,
+    latest: int,
+    most: int,
+    only_notices: bool = False,
 ) -> list[HookRow]:
-    """Claim webhooks that are due, oldest first; ``latest`` is that of ``backlog``."""
+    """Claim webhooks that are due, oldest first; see ``backlog``."""
     values = {"me": me or ALONE, "now": now, "latest": latest, "most": most}
+    values["only_notices"] = int(only_notices)
     found = _STATEMENTS[me is not None].claim.run(connection, values).fetchall()
     return sorted((HookRow(*row) for row in found), key=lambda row: row.no)
 
