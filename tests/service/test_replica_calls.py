@@ -222,11 +222,11 @@ async def test_a_message_for_a_task_that_ends_meanwhile_starts_one_where_that_be
 ) -> None:
     pair.opencode.play("permission-once")
     asked = await there.send("run it")
-    loop, locate = asyncio.get_running_loop(), OpenTasks.locate
+    loop, locate = asyncio.get_running_loop(), OpenTasks.find_with_owner
 
     async def locate_late(self: OpenTasks, principal: Principal, task_id: str) -> Any:
         with monkeypatch.context() as patch:  # only once
-            patch.setattr(OpenTasks, "locate", locate)
+            patch.setattr(OpenTasks, "find_with_owner", locate)
             canceled = asyncio.run_coroutine_threadsafe(here.cancel(asked.id), loop)
             await asyncio.wrap_future(canceled)
             return await locate(self, principal, task_id)
@@ -234,7 +234,7 @@ async def test_a_message_for_a_task_that_ends_meanwhile_starts_one_where_that_be
     pair.opencode.play("plain-text")
     hold = pair.opencode.hold(count=2)
     with monkeypatch.context() as patch:
-        patch.setattr(OpenTasks, "locate", locate_late)
+        patch.setattr(OpenTasks, "find_with_owner", locate_late)
         next_one = await there.begin("hello", context=asked.context_id)
     await hold.reached.wait()
     async with asyncio.timeout(30):

@@ -6,7 +6,7 @@ time is a coroutine; the service ends if one of them fails (``Service.beside``).
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,6 +49,8 @@ logger = structlog.get_logger(__name__)
 FEED_SILENCE_SECONDS = 35.0
 """Longer than the pause between OpenCode's heartbeats: 10 s, before 1.4 30 s."""
 
+Run = Callable[[Coroutine[None, None, None], str], Awaitable[None]]
+"""Has a part of this name run from now on."""
 OfferTools = Callable[[Driver], Tools]
 """Offers an OpenCode the tools for asking other agents."""
 
@@ -100,6 +102,15 @@ class Parts:
                         await member.turns.opencode.abort_session(session_id)
 
 
+def running_beside(stack: AsyncExitStack, beside: RunBeside) -> Run:
+    """Return what has a part run until a stack is closed."""
+
+    async def run(work: Coroutine[None, None, None], name: str) -> None:
+        await stack.enter_async_context(beside(work, name))
+
+    return run
+
+
 async def make_parts(
     stack: AsyncExitStack,
     settings: Settings,
@@ -109,11 +120,10 @@ async def make_parts(
 ) -> Parts:
     """Open the database, find or start every OpenCode, and make the parts that work with them.
 
-    The stack closes everything in the reverse order.
+    Each is made of those before it. The stack closes everything in the reverse order, so that what
+    still writes at its end has a database to write to.
     """
-
-    async def run(work: Coroutine[None, None, None], name: str) -> None:
-        await stack.enter_async_context(beside(work, name))
+    run = running_beside(stack, beside)
 
     # The database.
     replica, store = Replica(settings.replica_name, settings.replica.lease_seconds), settings.tasks
@@ -185,10 +195,7 @@ async def start_parts(
 ) -> None:
     """Take the OpenCodes, follow their events and recover their tasks; then look after the rest."""
     database, fleet, tasks = parts.database, parts.fleet, parts.tasks
-
-    async def run(work: Coroutine[None, None, None], name: str) -> None:
-        await stack.enter_async_context(beside(work, name))
-
+    run = running_beside(stack, beside)
     try:
         await parts.ownership.start()
     except StoreUnavailableError:

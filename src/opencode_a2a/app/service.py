@@ -17,7 +17,7 @@ import structlog
 from starlette.routing import Router
 
 from opencode_a2a import metrics, telemetry
-from opencode_a2a.app.parts import OfferTools, Parts, make_parts, start_parts
+from opencode_a2a.app.parts import OfferTools, Parts, make_parts, running_beside, start_parts
 from opencode_a2a.app.report import ServiceReport
 from opencode_a2a.app.routes import method_dispatcher, protocol_routes
 from opencode_a2a.cluster.fleet import Fleet
@@ -89,7 +89,11 @@ class Service:
             grace=settings.a2a.shutdown_grace_seconds,
         )
         self.keeps_waiting = False
-        """Whether an OpenCode in which a task waits for a person outlives the service."""
+        """Whether an OpenCode in which a task waits for a person outlives the service.
+
+        ``process`` sets it when a service that was started is to stop, except after SIGHUP: nobody
+        would read which processes are left.
+        """
 
     @property
     def token_file(self) -> Path:
@@ -115,9 +119,7 @@ class Service:
     async def _start(self, stack: AsyncExitStack) -> None:
         """Start everything; what the stack closes is closed after ``_stop``."""
         settings, issuer, tool = self.settings, self.issuer, self.tool
-
-        async def run(work: Coroutine[None, None, None], name: str) -> None:
-            await stack.enter_async_context(self.beside(work, name))
+        run = running_beside(stack, self.beside)
 
         # What needs no other part: certificates, identity provider, tool for other agents.
         await run(collect_garbage(), "collect garbage")
@@ -194,6 +196,9 @@ class Service:
     async def _stop(self) -> None:
         """Stop, from the first reader that is told to the last entry that is stored.
 
+        Each step needs the ones before: nothing new begins, then nothing changes, then all of it is
+        stored, and only then may others have it. A step that fails keeps no other from being taken.
+
         Then ``running`` ends the loops. Calls of other replicas and notifications that are under
         way get a second. What is open is closed: the OpenCodes, which end or are kept, and last the
         database, which marks this replica as gone.
@@ -239,7 +244,7 @@ class Service:
             try:
                 async with asyncio.timeout(0 if parts.database.fenced else grace):
                     await parts.tasks.open.close()
-                    await parts.ownership.hand_over()
+                    await parts.ownership.hand_over()  # the next owner begins at once
             except (TimeoutError, StoreUnavailableError):
                 logger.error("some events could not be stored before the end")
 

@@ -128,16 +128,16 @@ class Member:
         """Whether a call holds it that must not be carried out twice."""
         return not all(self._holders.values())
 
-    async def let_go(self, seconds: float = 0.0, repeatable: float = 0.0) -> None:
+    async def let_go(self, seconds: float = 0.0, repeatable_seconds: float = 0.0) -> None:
         """Stop being its owner: nobody can hold it any more, and those who do are canceled.
 
-        They have some seconds to end by themselves; ``repeatable`` is for those that another owner
-        may repeat.
+        They have some seconds to end by themselves; calls that another owner may repeat have
+        ``repeatable_seconds``.
         """
         self.owned, now = False, asyncio.get_running_loop().time()
         for holder, can_be_repeated in self._holders.items():
             if not holder.expired():
-                holder.reschedule(now + (repeatable if can_be_repeated else seconds))
+                holder.reschedule(now + (repeatable_seconds if can_be_repeated else seconds))
         while self._holders:
             self._unheld.clear()
             await self._unheld.wait()

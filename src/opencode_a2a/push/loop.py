@@ -140,7 +140,7 @@ class Deliveries:
                 self._wake.clear()
                 try:
                     if self._may_have_missed:
-                        await self._find_retries(me)
+                        await self._find_requested_retries(me)
                     seconds = await self._claim(me)
                 except StoreUnavailableError:
                     seconds = RETRIES.first
@@ -220,19 +220,22 @@ class Deliveries:
         me = database.replica
         delivery.sending = False
         async with AsyncExitStack() as slots:
-            if not await self._wait_for_slots(delivery, slots):
-                return await self._release(no)
+            if not await self._admit(delivery, slots):
+                await self._release(no)
+                return True
             delivery.sending = True
             row, task = await database.read(_load, me, no)
             if row is None or task is None or row.unknown:
-                return await self._release(no)
+                await self._release(no)
+                return True
             receipt, after = await self._send_next(row, task, delivery.destination)
         name = receipt.name
         # One label for a hundred HTTP statuses.
         metrics.PUSH_ATTEMPTS.labels(f"{name[:6]}xx" if name.startswith("http_") else name).inc()
         waits = isinstance(receipt, Away) and after.state == "active"
         if not await database.write_until_stored(webhooks.update, me, after, row, keep=waits):
-            return await self._release(no)
+            await self._release(no)
+            return True
         delivery.row = after
         if waits:
             await self._postpone(delivery)
@@ -246,7 +249,7 @@ class Deliveries:
                 )
         return not waits
 
-    async def _wait_for_slots(self, delivery: Delivery, stack: AsyncExitStack) -> bool:
+    async def _admit(self, delivery: Delivery, stack: AsyncExitStack) -> bool:
         """Wait until a notification may be sent, and occupy slots until the stack is closed.
 
         Return False if the webhook was deleted, or another attempt was asked for.
@@ -373,11 +376,10 @@ class Deliveries:
                 webhooks.postpone, self._database.replica, others, next_at, destination.outcome
             )
 
-    async def _release(self, no: int) -> bool:
+    async def _release(self, no: int) -> None:
         """End a claim without an attempt: the webhook is gone, or not this replica's to serve."""
         me = self._database.replica
         await self._database.write_until_stored(webhooks.release, me, no)
-        return True
 
     # What wakes the loop, or a delivery that waits for its receiver
 
@@ -404,7 +406,7 @@ class Deliveries:
             case _:
                 pass
 
-    async def _find_retries(self, me: int | None) -> None:
+    async def _find_requested_retries(self, me: int | None) -> None:
         """Find what another replica was asked to retry, while this one waits for its receiver."""
         waiting = {no for no, one in self._deliveries.items() if one.row.failing_since is not None}
         self._may_have_missed = False

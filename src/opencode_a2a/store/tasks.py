@@ -76,10 +76,9 @@ class Key(NamedTuple):
 
 def _select(which: str, *more: str, brief: bool = False) -> Prepared:
     """Return a query of task rows and more columns; brief rows are without their large columns."""
-    columns = ", ".join([*(f"tasks.{name}" for name in TaskRow._fields), *more])
-    if brief:
-        columns = columns.replace("tasks.request, tasks.archive", "NULL, NULL")
-    return Prepared(f"SELECT {columns} FROM tasks {which}")  # noqa: S608 - constants of this module
+    left_out = ("request", "archive") if brief else ()
+    columns = ["NULL" if name in left_out else f"tasks.{name}" for name in TaskRow._fields]
+    return Prepared(f"SELECT {', '.join([*columns, *more])} FROM tasks {which}")  # noqa: S608 - constants of this module
 
 
 _LOAD = _select("WHERE id = :id AND principal = :principal")

@@ -315,7 +315,7 @@ class Continuing:
             yield record_message
             return
         await self._webhooks.check_limits(log, push)
-        store_webhook = self._webhooks.inserting(log, push)
+        store_webhook = self._webhooks.write_with_message(log, push)
         stored: list[tuple[HookRow, Replaced | None] | None] = []
 
         def in_same_commit(connection: Connection) -> None:

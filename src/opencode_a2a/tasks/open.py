@@ -406,7 +406,7 @@ class OpenTasks:
         await task.log.firm_state()
         return task.log
 
-    async def locate(
+    async def find_with_owner(
         self, principal: Principal, task_id: str
     ) -> tuple[ReadableLog, Here | There | None]:
         """Return the log of any task, and where the task runs; None if it has ended."""

@@ -115,7 +115,11 @@ class Recovery:
         self._is_ours = is_ours
 
     async def recover(self, taken: Mapping[str, LastOwner], members: Collection[Member]) -> int:
-        """Recover tasks, their webhooks, and errands; return how many tasks there were."""
+        """Continue tasks and errands that the last owners have left; return how many tasks.
+
+        Until the database has all of it: nothing runs in these OpenCodes before, and a task that
+        an attempt has recovered is not recovered again by the next.
+        """
         # A single process also ends the tasks of OpenCodes that are no longer in its settings.
         all_tasks = self._database.replica is None
         while True:
@@ -138,6 +142,10 @@ class Recovery:
         They are the tasks of the OpenCodes that this process has ``taken``. A single process
         recovers ``all_tasks``, and so ends those whose OpenCode is no longer in its settings.
         """
+        # The turns of a session are to queue up in the order of the rows, oldest first. One whose
+        # entries have to be stored waits for that, and the next may have none. They keep their
+        # order since ``interrupts.stored``, by which the next is read, reads in the writer thread,
+        # after what is queued there.
         database, writer, tasks, fleet = self._database, self._writer, self._tasks, self._fleet
         rows = await database.read_much(task_rows.load_open, None if all_tasks else taken)
         running, stored = {task.log.no for task in tasks.all()}, list[asyncio.Future[bool]]()

@@ -109,7 +109,7 @@ class Sending:
         self._webhooks = webhooks
         self._open = open_tasks
         self._continuing = continuing
-        self._handling = OwnerCall(
+        self._handle_at_owner = OwnerCall(
             mailbox,
             "submit",
             fleet,
@@ -123,7 +123,7 @@ class Sending:
         task_ids = await self._tasks_meant(command)
         log = where = None
         if len(task_ids) == 1:
-            log, where = await self._open.locate(command.principal, task_ids[0])
+            log, where = await self._open.find_with_owner(command.principal, task_ids[0])
             if where is None and command.task_id is None:
                 # The task that waited in its context has ended since: the message starts one.
                 task_ids, log = [], None
@@ -149,7 +149,7 @@ class Sending:
             )
         # A plain answer counts for what readers were shown, wherever they were.
         command = replace(command, seen_at_sender=self._open.seen_of_remote_task(log))
-        handling = asyncio.ensure_future(self._handling.run(where, command))
+        handling = asyncio.ensure_future(self._handle_at_owner.run(where, command))
         try:
             return await asyncio.shield(handling)
         except asyncio.CancelledError:
@@ -169,7 +169,7 @@ class Sending:
             await self._refuse_ambiguous(command, waiting)
         bound = [] if self._fleet.alone else await self._database.read(self._bound, command)
         where = await self._fleet.where_message_belongs(command.context_id, routing, bound)
-        return await self._handling.run(where, command)
+        return await self._handle_at_owner.run(where, command)
 
     async def handle(self, member: Member, command: SendCommand) -> Handled:
         """Handle a message where it belongs; raise MovedError if that is not here.

@@ -260,7 +260,7 @@ class TaskService:
         began, named = time.monotonic(), TaskName(principal, task_id)
         unanswered: NotRunError | MaybeRunError | None = None
         """What became of the first order that nobody replied to."""
-        log, where = await self.open.locate(principal, task_id)
+        log, where = await self.open.find_with_owner(principal, task_id)
         while where is not None:
             try:
                 await self._canceling.run(where, named, begun=isinstance(unanswered, MaybeRunError))
@@ -274,7 +274,7 @@ class TaskService:
                     if unanswered is not None or not isinstance(error, NotRunError | MaybeRunError):
                         raise
                     unanswered = error
-            log, where = await self.open.locate(principal, task_id)
+            log, where = await self.open.find_with_owner(principal, task_id)
         state = await log.firm_state()
         if state.status.state is not State.CANCELED:
             raise TaskNotCancelableError("The task has ended and cannot be canceled")

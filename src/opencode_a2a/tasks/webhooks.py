@@ -95,7 +95,7 @@ class Webhooks:
         row, _ = webhooks.put(connection, replace(_new_row(task_no, ref, config, 0), changed=0))
         return row
 
-    def inserting(
+    def write_with_message(
         self, log: ReadableLog, config: PushConfig
     ) -> Callable[[Connection], tuple[HookRow, Replaced | None] | None]:
         """Return the write that stores a webhook with a message on an existing task.
