@@ -423,12 +423,14 @@ class Ownership:
         for name in ready:
             ownership, patience = self._ownerships[name], self._lease / 2
             older = any(one.no < census.me and name in one.lists for one in census.others)
+            # Sooner than replicas that would have to hold texts back.
             if free[name].open_tasks and ownership.listened:
                 patience = self._lease / 8
             if ownership.listened or not (free[name].open_tasks and older):
                 share.append(name)
             if now - (ownership.free_since or now) >= patience:
                 untaken.append(name)
+        # What nobody has taken for so long is taken beyond the fair share, too.
         return [*dict.fromkeys([*share[: max(0, census.spare(this_replica))], *untaken])]
 
     async def _become_owner(self, census: Census, names: Sequence[str]) -> None:

@@ -165,6 +165,7 @@ class Entrance:
                 scope["path"] = path or "/"
         if self._aliases:
             first, _, rest = scope["path"][1:].partition("/")
+            # ``/rest`` is the beginning of a path, ``/rpc`` the whole of it.
             if first in self._aliases and (first == HttpBinding.HTTP_JSON.alias) == bool(rest):
                 scope["path"] = f"/{rest}"
         await self._apart.get(scope["path"], self.app)(scope, receive, send)
