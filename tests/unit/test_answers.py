@@ -1,6 +1,7 @@
 """What a person's message means as the answer to a prompt."""
 
 import re
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -84,6 +85,29 @@ def test_words_allow_and_refuse_a_permission(words: str, reply: PermissionReply)
 def test_other_words_are_no_permission_and_the_person_is_told_which_are(words: str) -> None:
     with pytest.raises(NotUnderstoodError, match='"once"'):
         meaning(text(words), BASH)
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("no" + blank * MIB + "because" for blank in (" ", "\n", "\u3000")),
+        *(before + " " * MIB + "_" for before in ("1", "all", "yes", "yes 1,", "no for", "no to")),
+        *("yes" + " " * MIB + rest for rest in (", _", ": _", "1 2 _", "for this _")),
+        *(again * (MIB // len(again)) + "_" for again in ("1 ", "1,", "y", "1 and ", "no\n")),
+        "yes" + " 1" * (MIB // 2) + "_",
+        "no: " + "\n".join(["1" + " " * 1000 + "_"] * 1000),
+    ],
+    ids=lambda words: f"{words[:6]!r}",
+)
+def test_the_longest_message_is_understood_in_time(words: str) -> None:
+    began = time.process_time()
+    with suppress(NotUnderstoodError):
+        meaning(text(words), BASH)
+
+    assert time.process_time() - began < 5
 
 
 APPROVALS = {"once", "yes", "y", "ok", "okay", "allow", "approve", "approved", "always"}

@@ -167,14 +167,15 @@ _WORDS: dict[str, Literal["once", "always", "reject"]] = {
 _GO = frozenset({"go", *(word for word, reply in _WORDS.items() if reply == "once")})
 _REJECTIONS = frozenset({"reject", "dismiss", "skip"})
 _REQUEST_ID = re.compile(r"(?:per|que|frm)_[0-9A-Za-z]+")
-_NUMBERS = r"#?\d{1,9}(?:(?:\s*,\s*(?:and\s+)?|\s+and\s+|\s+)#?\d{1,9})*"
+# Blanks are taken possessively: otherwise each of many would be tried as the end of each group.
+_NUMBERS = r"#?\d{1,9}(?:(?:\s*+,\s*+(?:and\s++)?|\s++and\s++|\s++)#?\d{1,9})*"
 _SAID = re.compile(
-    rf"(?:(?P<before>{_NUMBERS})\s*[:.)]?\s+|(?P<all_before>all)\s*[:,]?\s+)?"
-    r"(?P<word>[a-z]+)"
-    rf"(?:\s*,?\s+(?:to\s+)?(?:(?P<all_after>all)|(?P<after>{_NUMBERS}))"
-    r"(?=\s*(?:$|[:,.;!-]|for\s)))?"
-    r"(?:\s*,?\s+for\s+(?:this|the)\s+(?P<scope>task|conversation|context|session))?"
-    r"(?:\s+(?:to\s+)?(?P<all_last>all))?"
+    rf"(?:(?P<before>{_NUMBERS})(?:\s*+[:.)])?\s++|(?P<all_before>all)(?:\s*+[:,])?\s++)?"
+    r"(?P<word>[a-z]++)"
+    rf"(?:(?:\s*+,)?\s++(?:to\s++)?(?:(?P<all_after>all)|(?P<after>{_NUMBERS}))"
+    r"(?=\s*+(?:$|[:,.;!-]|for\s)))?"
+    r"(?:(?:\s*+,)?\s++for\s++(?:this|the)\s++(?P<scope>task|conversation|context|session))?"
+    r"(?:\s++(?:to\s++)?(?P<all_last>all))?"
     r"(?P<rest>(?:[\s:,.;!-].*)?)",
     re.DOTALL | re.IGNORECASE,
 )
@@ -184,7 +185,7 @@ _SCOPES: dict[str, Scope] = {
     "task": "task",
     **dict.fromkeys(("conversation", "context", "session"), "context"),
 }
-_NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*[:.)])?\s+(?P<rest>.*)", re.DOTALL)
+_NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*+[:.)])?\s++(?P<rest>.*)", re.DOTALL)
 """An answer to a question among several requests: ``2: Red``."""
 
 
