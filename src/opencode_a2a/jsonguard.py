@@ -30,7 +30,8 @@ _SMALLEST = -(2**63)
 _DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 """Translation table that turns every digit into 0 and every other byte into a space."""
 _LONG_NUMBER = b"0" * 19
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?')
+"""Also one that does not end: otherwise each of its quotes would be tried as a beginning."""
 _STRING_OR_BRACKET = re.compile(_STRINGS.pattern + rb"|[\[\]{}]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")

@@ -48,7 +48,7 @@ _ODD = re.compile(
     "\u2215\u2223\u2236\u29f8\ua4f8\ua789\ufe50-\ufe6b\U0001d400-\U0001d7ff]"
     # Words of these letters alone, also in the name of a host, beside letters of Latin.
     rf"|(?:(?<=[A-Za-z0-9])|(?<=[A-Za-z0-9][./:@_-])|(?<=//))[{_TWINS}]+(?![\u0370-\u058f])"
-    rf"|(?<![\u0370-\u058f])[{_TWINS}]+(?=[./:@_-]?[A-Za-z0-9])"
+    rf"|(?<![\u0370-\u058f\u13a0-\u13f5\ua4d0-\ua4ff])[{_TWINS}]+(?=[./:@_-]?[A-Za-z0-9])"
 )
 """What is drawn elsewhere, not at all, as a blank, or like something else; ``web/console/odd.js``
 has the same."""

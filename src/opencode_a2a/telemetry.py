@@ -43,7 +43,7 @@ _SECRET_KEY = re.compile(
     r"(?:^|_)(?:authorization|credentials?|passw(?:or)?ds?|secrets?|token|cookies?|api_?keys?)$"
 )
 """Endings of names of secret values; ``max_tokens`` and ``token_count`` are not secret."""
-_URL_USER = re.compile(r"(\w://[^\s/?#@]*:)[^\s/?#]*@")
+_URL_USER = re.compile(r"(\w://[^\s/?#@:]*:)[^\s/?#]*@")
 _URL_QUERY = re.compile(r"([?&](?:\w*(?:password|token|secret|key)|sig)=)[^&#\s]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")

@@ -216,6 +216,7 @@ def test_secrets_are_masked_at_any_depth() -> None:
     ("url", "masked"),
     [
         ("postgresql://u:p@ss@h/db", "postgresql://u:********@h/db"),
+        ("postgresql://u:p:ss@h/db", "postgresql://u:********@h/db"),
         ("https://h/x?api_key=abc&page=2", "https://h/x?api_key=********&page=2"),
         ("sqlite:///./x.db", "sqlite:///./x.db"),
     ],

@@ -221,7 +221,7 @@ REFUSED = Failure(
     "Send another message to continue in a different way.",
 )
 
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://\S+", re.IGNORECASE)
 _SECRET = re.compile(r"\b(?:sk|pk|key|tok|ghp|xox\w)[-_][\w*.…-]{4,}|\b(?=\w*\d)[\w*-]{28,}")
 
 _PATHS_IN_QUOTES = re.compile(

@@ -18,7 +18,7 @@ const ODD = new RegExp(
   "\\u205f-\\u206f\\u2800\\u3000\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb\\ud800-\\udfff" +
   "\\u{13430}-\\u{1343f}\\u{1bca0}-\\u{1bca3}\\u{1d159}\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}" +
   "\\u01c0\\u01c3\\u0251\\u0261\\u037e\\u05c3\\u1fef\\u2010\\u2011\\u2024\\u2044\\u212a\\u2160-\\u217f\\u2215\\u2223\\u2236\\u29f8\\ua4f8\\ua789\\ufe50-\\ufe6b\\u{1d400}-\\u{1d7ff}]" +
-  `|(?:(?<=[A-Za-z0-9])|(?<=[A-Za-z0-9][./:@_\\-])|(?<=//))${TWINS}(?![\\u0370-\\u058f])|(?<![\\u0370-\\u058f])${TWINS}(?=[./:@_\\-]?[A-Za-z0-9])`, "gu");
+  `|(?:(?<=[A-Za-z0-9])|(?<=[A-Za-z0-9][./:@_\\-])|(?<=//))${TWINS}(?![\\u0370-\\u058f])|(?<![\\u0370-\\u058f\\u13a0-\\u13f5\\ua4d0-\\ua4ff])${TWINS}(?=[./:@_\\-]?[A-Za-z0-9])`, "gu");
 
 const name = (run, { lines, spaces, marks }) => lines ? `\n⟨${run.split("\n").length - 2} empty lines⟩\n` : spaces ? `⟨${run.length} spaces⟩` : marks ? `⟨${run.length} marks⟩`
   : [...run].map((one) => `⟨U+${one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`).join("");
