@@ -17,14 +17,15 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed, TurnEvent
+from opencode_a2a.events import Emitted, Interrupted, Question, Resolution, Resumed, TurnEvent
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.opencode.client import Location, OpenCode1
 from opencode_a2a.opencode.driver import Features
+from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns import interrupts, shared_interrupts
-from opencode_a2a.turns.answers import Answer, PermissionReply
+from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionRejection
 from opencode_a2a.turns.interrupt_state import (
     CLOCK,
     ELSEWHERE,
@@ -35,8 +36,8 @@ from opencode_a2a.turns.interrupt_state import (
     judge_end,
     unlogged,
 )
-from opencode_a2a.turns.interrupts import WorkInterrupts
-from opencode_a2a.turns.policy import EXPIRED_MESSAGE
+from opencode_a2a.turns.interrupts import AfterAttend, WorkInterrupts
+from opencode_a2a.turns.policy import EXPIRED_MESSAGE, RULE
 from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 ASKED = Interrupted(
@@ -146,6 +147,12 @@ class ReplyingOpenCode:
         self.asked.set()
         await self.free.wait()
         self.replies.append(reply)
+
+    async def reply_question(self, *_: object, at: Location) -> None:
+        await self.reply_permission("", "answers", at=at)
+
+    async def reject_question(self, request: str, at: Location) -> None:
+        await self.reply_permission(request, "rejection", at=at)
 
     async def messages(self, *_: object, **__: object) -> None:
         raise SessionNotFoundError
@@ -380,6 +387,42 @@ async def test_an_answer_that_opencode_refuses_gives_way_to_the_default_at_the_d
 
     assert opencode.replies == ["reject"]
     assert row.answer == replace(LATE, reply=PermissionReply("reject", EXPIRED_MESSAGE))
+
+
+@pytest.mark.requirement("I15")
+@pytest.mark.parametrize(("by", "rights"), [(CLOCK, FULL), (RULE, Rights(waits=False))])
+@pytest.mark.parametrize("dismissable", [True, False])
+async def test_a_question_that_takes_no_words_is_dismissed_if_nobody_answers(
+    by: str, rights: Rights, dismissable: bool
+) -> None:
+    """OpenCode 2 asks for numbers and closed choices, and refuses any other text."""
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    opencode.fails["answers"] = UpstreamHttpError(upstream_status=400)
+    if not dismissable:
+        opencode.fails["rejection"] = UpstreamHttpError(upstream_status=400)
+    asked = Interrupted(
+        RequestId("frm_1"), "question", SessionId("ses_1"), questions=[Question("How many?", "")]
+    )
+    settings = Settings.model_validate({"interrupts": {"interrupt_request_ttl_seconds": 0.01}})
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), settings)
+        woken = asyncio.Event()
+        work = WorkInterrupts(shared, replace(OWNER, rights=rights), woken.set)
+        work.connected.set()
+        await work.ask_and_settle([asked])
+        became = [AfterAttend.GO_ON]
+        async with asyncio.timeout(5):
+            while became[-1] is AfterAttend.GO_ON and not opencode.replies:
+                await woken.wait()
+                woken.clear()
+                became.append(await work.attend())
+        (row,) = await shared.stored("task", "context")
+        work.close()
+
+    assert opencode.replies == (["rejection"] if dismissable else [])
+    assert became[-1] is (AfterAttend.GO_ON if dismissable else AfterAttend.STOP_EXPIRED)
+    assert row.answer == Answer(QuestionRejection(), by)
 
 
 @pytest.mark.parametrize("told", ["before the second", "after it", "by the store"])

@@ -26,12 +26,17 @@ SENDING   OpenCode takes the answer, or does not know the request        GIVEN
           leaves before that                                             RETRY
           OpenCode cannot be reached, or refuses it, after WAITING       WAITING
           the same, after DUE or RETRY                                   RETRY
+          OpenCode finds fault with a person's answer, after the
+          deadline                                                       WAITING
+          the same with words to a question by the clock or a rule       DUE
+          the same with a refusal by the clock or a rule                 EXPIRED
 GIVEN     OpenCode does not confirm a person's answer in time            WAITING
 any       OpenCode says that it is settled, or no longer lists it        SETTLED
 ========  =============================================================  =======================
 
-``WorkInterrupts._give`` alone leads into SENDING, and out of it unless that is to SETTLED. After
-the deadline, an answer with which OpenCode finds fault gives way to the default answer (WAITING).
+``WorkInterrupts._give`` alone leads into SENDING, and out of it unless that is to SETTLED;
+``WorkInterrupts._replace_refused`` then has another answer follow one with which OpenCode finds
+fault: after the deadline the default, and after words to a question its dismissal.
 
 An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. Each
 interrupt leaves one audit record when it is settled.
@@ -113,6 +118,12 @@ class Interrupt:
     def waits(self) -> bool:
         """Whether it stops the turn until a person has answered."""
         return self.for_person and self.stage not in (Stage.NEW, Stage.SETTLED)
+
+    @property
+    def late(self) -> bool:
+        """Whether its deadline has passed."""
+        now = asyncio.get_running_loop().time()
+        return self.timer is not None and self.timer.when() <= now
 
     def accepts(self, answer: Answer) -> bool:
         """Whether a person may answer it now, with this answer."""

@@ -54,7 +54,13 @@ from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.store.database import Write
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns import files, snapshot
-from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionRejection, check_allowed
+from opencode_a2a.turns.answers import (
+    Answer,
+    PermissionReply,
+    QuestionRejection,
+    QuestionReply,
+    check_allowed,
+)
 from opencode_a2a.turns.interrupt_state import (
     CLOCK,
     Interrupt,
@@ -64,7 +70,7 @@ from opencode_a2a.turns.interrupt_state import (
     judge_end,
     told_by,
 )
-from opencode_a2a.turns.policy import expiry, known_answer, progress
+from opencode_a2a.turns.policy import RULE, expiry, known_answer, progress
 from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 logger = structlog.get_logger(__name__)
@@ -258,28 +264,16 @@ class WorkInterrupts:
     # Answered
 
     async def attend(self) -> AfterAttend:
-        """Give OpenCode the answers that are due; return what the work has to do next.
-
-        At the deadline, a person's answer that could not be delivered goes before the default.
-        """
-        now = asyncio.get_running_loop().time()
+        """Give OpenCode the answers that are due; return what the work has to do next."""
         if self.forged:
             return AfterAttend.STOP_FORGED
         for interrupt in [*self.open.values()]:
-            stage, timer = interrupt.stage, interrupt.timer
-            answer = interrupt.due if stage is Stage.DUE else interrupt.given
-            late = timer is not None and timer.when() <= now
-            expires = late and stage is Stage.WAITING
-            if expires and answer is None:
-                reply = expiry(self.shared.settings, interrupt.asked)
-                if reply is None:
-                    interrupt.stage = Stage.EXPIRED
-                else:
-                    answer = Answer(reply, CLOCK)
+            answer = self._answer_due(interrupt)
             if interrupt.stage is Stage.EXPIRED:
                 return AfterAttend.STOP_EXPIRED
-            if answer is None or not (expires or stage in (Stage.DUE, Stage.RETRY)):
+            if answer is None:
                 continue
+            expires = interrupt.stage is Stage.WAITING
             try:
                 if expires:
                     await self._store([interrupt], answer, insist=True)
@@ -289,14 +283,54 @@ class WorkInterrupts:
             except UpstreamError as error:
                 request_id = interrupt.asked.request_id
                 logger.warning("interrupt not answered", request_id=request_id, error=error.message)
-                if late and interrupt.waits and _refused(error):  # then the default answer is next
-                    interrupt.stage, interrupt.given = Stage.WAITING, None
-                    if answer.by != CLOCK:
-                        self.wake()
+                if _refused(error):
+                    await self._replace_refused(interrupt, answer)
         if self._needs_reconcile:
             self._needs_reconcile = False
             return AfterAttend.RECONCILE
         return AfterAttend.GO_ON
+
+    def _answer_due(self, interrupt: Interrupt) -> Answer | None:
+        """Return the answer that OpenCode is to be given now, if any.
+
+        At the deadline, a person's answer that could not be delivered goes before the default. If
+        that is to end the turn, the interrupt is EXPIRED.
+        """
+        match interrupt.stage:
+            case Stage.DUE:
+                return interrupt.due
+            case Stage.RETRY:
+                return interrupt.given
+            case Stage.WAITING if interrupt.late:
+                if interrupt.given is not None:
+                    return interrupt.given
+                reply = expiry(self.shared.settings, interrupt.asked)
+                if reply is not None:
+                    return Answer(reply, CLOCK)
+                interrupt.stage = Stage.EXPIRED
+            case _:
+                pass
+        return None
+
+    async def _replace_refused(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Find another way on after an answer with which OpenCode finds fault.
+
+        At the deadline the default answer is next after a person's. A question of OpenCode 2 may
+        take no text, but a number or a choice: what says that nobody is there gives way to a
+        dismissal, and if that does not do either, the turn ends.
+        """
+        if answer.by in (CLOCK, RULE):
+            if isinstance(answer.reply, QuestionReply):
+                dismissal = Answer(QuestionRejection(), answer.by)
+                interrupt.given = None
+                await self._store([interrupt], dismissal, insist=True)
+                self._make_due(interrupt, dismissal)
+            elif answer.resolution == "rejected":
+                interrupt.stage = Stage.EXPIRED
+                self.wake()
+        elif interrupt.late and interrupt.waits:
+            interrupt.stage, interrupt.given = Stage.WAITING, None
+            self.wake()
 
     async def answer(
         self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write | None = None
