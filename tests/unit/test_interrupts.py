@@ -15,6 +15,7 @@ from opencode_a2a.errors import (
     UpstreamError,
     UpstreamHttpError,
     UpstreamNotFoundError,
+    UpstreamPayloadError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import Emitted, Interrupted, Question, Resolution, Resumed, TurnEvent
@@ -353,6 +354,30 @@ async def test_an_answer_that_opencode_may_have_is_not_replaced_though_its_repea
         work.close()
 
     assert row.answer == yes
+
+
+@pytest.mark.requirement("I23")
+async def test_an_answer_that_opencode_took_is_not_replaced_though_it_does_not_confirm_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "CONFIRM_SECONDS", 0.01)
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([PENDING])
+        with pytest.raises(UpstreamPayloadError):
+            await work.answer([PENDING.request_id], YES)
+
+        with pytest.raises(InterruptNotFoundError):
+            await work.answer([PENDING.request_id], NO)
+        await work.attend()
+        (row,) = await shared.stored("task", "context")
+        work.close()
+
+    assert (opencode.replies, row.answer) == (["once", "once"], YES)
 
 
 @pytest.mark.requirement("I15")

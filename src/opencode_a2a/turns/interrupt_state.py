@@ -30,7 +30,7 @@ SENDING   OpenCode takes the answer, or does not know the request        GIVEN
           deadline                                                       WAITING
           the same with words to a question by the clock or a rule       DUE
           the same with a refusal by the clock or a rule                 EXPIRED
-GIVEN     OpenCode does not confirm a person's answer in time            WAITING
+GIVEN     OpenCode does not confirm a person's answer in time            RETRY
 any       OpenCode says that it is settled, or no longer lists it        SETTLED
 ========  =============================================================  =======================
 

@@ -475,7 +475,7 @@ class WorkInterrupts:
                 # OpenCode has confirmed it, but the database is away.
                 raise StoreUnavailableError(operation="persisting")
             if interrupt.stage is Stage.GIVEN:
-                interrupt.stage = Stage.WAITING
+                interrupt.stage = Stage.RETRY  # OpenCode may have acted on it: no other may follow
             raise UpstreamPayloadError(
                 "OpenCode accepted the answer but did not confirm it. Try again."
             )
