@@ -272,6 +272,13 @@ class Interrupted:
     tells_reason: bool = True
     """Whether the model is given the reason of a refusal."""
 
+    @property
+    def summary(self) -> str:
+        """The permission or type and what it is for, on one line."""
+        if self.type == "permission":
+            return f"{self.permission}: {', '.join(self.patterns) or '(could not be read)'}"
+        return f"{self.type}: {' / '.join(question.question for question in self.questions)}"
+
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
         """Build an interrupt from the JSON object that it was stored as."""

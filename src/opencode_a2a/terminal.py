@@ -114,8 +114,9 @@ class Lines:
                 return self._task_ended(record)
             case "interrupt settled":
                 resolution = str(record.get("resolution"))
-                patterns = ", ".join(_texts(record, "patterns"))
-                named = f"{record.get('permission') or record.get('type')}: {patterns}".rstrip(": ")
+                named = str(record.get("permission") or record.get("type"))
+                if record.get("permission"):
+                    named += f": {', '.join(_texts(record, 'patterns')) or '(could not be read)'}"
                 by = f"by {record['by']}" if record.get("by") else ""
                 word = _SETTLED.get(resolution, resolution)
                 return self._line(record, word, one_line(named, 200), by)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Interrupted, Json, Question, QuestionOption
-from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.turns.answers import (
+    Answer,
     NotUnderstoodError,
     OutdatedAnswerError,
     PermissionReply,
@@ -22,6 +24,7 @@ from opencode_a2a.turns.answers import (
     Reply,
     Scope,
     accepted,
+    check_allowed,
     understand,
     understand_plan_answer,
 )
@@ -31,7 +34,9 @@ COLOR = Question("Which colour?", "Colour", OPTIONS, custom=False)
 COLORS = Question("Which colours?", "Colours", OPTIONS, multiple=True, custom=False)
 FREE = Question("What name?", "Name")
 SESSION = SessionId("ses_1")
-BASH = Interrupted(RequestId("per_1"), "permission", SESSION, permission="bash", number=1)
+BASH = Interrupted(
+    RequestId("per_1"), "permission", SESSION, permission="bash", patterns=["ls"], number=1
+)
 EDIT = Interrupted(RequestId("per_2"), "permission", SESSION, permission="edit", number=2)
 AGAIN = replace(BASH, request_id=RequestId("per_3"), number=3)
 """The same as BASH once more."""
@@ -341,6 +346,31 @@ def test_requests_for_the_same_are_answered_together_as_far_as_they_were_shown()
     other = replace(AGAIN, metadata={"command": "rm x"})
     with pytest.raises(NotUnderstoodError, match="Several"):
         named("yes", BASH, other)
+    unread, again = replace(BASH, patterns=[]), replace(AGAIN, patterns=[])
+    with pytest.raises(NotUnderstoodError, match="Several"):
+        named("yes", unread, again)
+    assert named("1 yes", unread, again) == [1]
+
+
+OWNER = Owner(TaskId("task"), ContextId("context"), Principal("ann"))
+WIDER = replace(BASH, permission="edit", always=["*"])
+
+
+@pytest.mark.parametrize(
+    "wider", [PermissionReply("always"), PermissionReply("once", None, "task")]
+)
+@pytest.mark.parametrize("unread", [{"patterns": []}, {"always": []}])
+def test_a_permission_that_could_not_be_read_is_allowed_once_or_not_at_all(
+    wider: PermissionReply, unread: dict[str, list[str]]
+) -> None:
+    asked = replace(WIDER, **unread)
+
+    check_allowed(OWNER, WIDER, Answer(wider, "ann"), allow_always=True)
+    check_allowed(OWNER, asked, Answer(PermissionReply("once"), "ann"), allow_always=True)
+    with pytest.raises(InvalidParamsError, match='answer "once"'):
+        check_allowed(OWNER, asked, Answer(wider, "ann"), allow_always=True)
+    assert "for this task" in accepted(WIDER)
+    assert "for this task" not in accepted(asked)
 
 
 def test_a_plain_answer_is_for_what_was_shown_and_nothing_else() -> None:

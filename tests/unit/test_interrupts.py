@@ -161,7 +161,13 @@ class ReplyingOpenCode:
 
 OWNER = Owner(TaskId("task"), ContextId("context"), Principal("ann"))
 PENDING = Interrupted(
-    RequestId("per_1"), "permission", SessionId("ses_1"), permission="bash", directory="/w"
+    RequestId("per_1"),
+    "permission",
+    SessionId("ses_1"),
+    permission="bash",
+    patterns=["ls"],
+    always=["ls *"],
+    directory="/w",
 )
 
 
@@ -412,6 +418,20 @@ async def test_an_answer_that_opencode_refuses_gives_way_to_the_default_at_the_d
 
     assert opencode.replies == ["reject"]
     assert row.answer == replace(LATE, reply=PermissionReply("reject", EXPIRED_MESSAGE))
+
+
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize("unread", [{"patterns": []}, {"always": []}])
+async def test_always_is_not_offered_for_what_could_not_be_read(
+    unread: dict[str, list[str]],
+) -> None:
+    settings = Settings.model_validate({"interrupts": {"allow_always": True}})
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, ReplyingOpenCode()), settings)
+        asked = await shared.store_asked(OWNER, replace(PENDING, **unread))
+        told = await shared.store_asked(OWNER, replace(PENDING, request_id=RequestId("per_2")))
+
+    assert (asked.allows_always, told.allows_always) == (False, True)
 
 
 @pytest.mark.requirement("I15")

@@ -132,6 +132,14 @@ def test_a_terminal_has_a_line_for_what_happens_to_a_task(monkeypatch: pytest.Mo
         resolution="once",
         by="ann",
     )
+    AUDIT.info(
+        "interrupt settled",
+        task_id="860c0515-2345",
+        permission="bash",
+        patterns=[],
+        resolution="once",
+        by="ann",
+    )
     log.info(
         "task ended",
         state="completed",
@@ -148,6 +156,7 @@ def test_a_terminal_has_a_line_for_what_happens_to_a_task(monkeypatch: pytest.Mo
         '860c0515  started     "run the tests"  ann',
         f"860c0515  asks        bash: make test  until {until}",
         "860c0515  allowed     bash: make test  by ann",
+        "860c0515  allowed     bash: (could not be read)  by ann",
         "860c0515  completed   75 s · 5.2k in · 279 out · $0.0058",
         "860c0515  failed      0.2 s · no such model",
     ]

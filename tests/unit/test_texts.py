@@ -141,6 +141,16 @@ def test_an_input_that_is_not_known_is_not_passed_over() -> None:
     assert unknown not in interrupt_text((replace(asked, call_id=None),))
 
 
+def test_patterns_that_could_not_be_read_are_not_passed_over() -> None:
+    asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"), permission="deploy")
+    again = replace(asked, request_id=RequestId("per_2"))
+    unread = "What this is for could not be read: look at it in OpenCode before you allow it."
+
+    assert unread in interrupt_text((asked,)).splitlines()
+    assert interrupt_text((asked, again)).count(unread) == 2
+    assert unread not in interrupt_text((replace(asked, patterns=["*"]),))
+
+
 def test_an_empty_patch_hides_nothing_of_the_input() -> None:
     given: dict[str, Json] = {"filePath": "/w/a.py", "content": "x"}
     asked = replace(EDIT, metadata={"filepath": "/w/a.py", "diff": ""}, tool_input=given)

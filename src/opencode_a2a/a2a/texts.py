@@ -15,7 +15,7 @@ from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
 from opencode_a2a.printable import visible, visible_line
 from opencode_a2a.turns.answers import accepted, groups, in_program
-from opencode_a2a.turns.shell import command_line, wider_patterns
+from opencode_a2a.turns.shell import can_be_wider, command_line, wider_patterns
 
 TITLES = {
     "bash": "run a command",
@@ -127,7 +127,7 @@ def _permission(asked: Interrupted) -> Iterator[str]:
     wider = ", ".join(map(visible_line, patterns))
     if wider and asked.allows_always:
         yield f"Always would mean: {wider}"
-    elif len(wider) > _ROOM:
+    elif len(wider) > _ROOM and can_be_wider(asked):
         yield f'"yes for this task" would mean: {wider}'
 
 
@@ -136,7 +136,9 @@ def _sent(asked: Interrupted, record: JsonObject) -> Iterator[str]:
     given = asked.tool_input or {}
     told = [command_line(asked), record.get("url"), given.get("filePath")]
     told += [path for one in asked.changes for path in (one.path, one.to)]
-    if asked.patterns != ["*"] and (
+    if not asked.patterns:
+        yield "What this is for could not be read: look at it in OpenCode before you allow it."
+    elif asked.patterns != ["*"] and (
         more := [one for one in asked.patterns if one not in told and one.strip() != told[0]]
     ):
         yield "For: " + ", ".join(map(visible_line, more))

@@ -476,9 +476,7 @@ def _report(ref: TaskRef, before: Status, after: Status, at: int) -> None:
         ROUTINE.info("task started", task_id=ref.id, principal=ref.principal, title=after.subject)
     for asked in after.pending:
         if asked not in before.pending:
-            what = ", ".join(asked.patterns) or " / ".join(q.question for q in asked.questions)
-            name = asked.permission or asked.type
-            logger.info("task asks", task_id=ref.id, what=f"{name}: {what}", until=asked.expires_at)
+            logger.info("task asks", task_id=ref.id, what=asked.summary, until=asked.expires_at)
     if after.state is State.AUTH_REQUIRED is not before.state:
         logger.info("task asks", task_id=ref.id, what="a sign-in to the model provider")
     if after.state.terminal:

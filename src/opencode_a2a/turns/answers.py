@@ -25,6 +25,7 @@ from opencode_a2a.turns.shell import (
     can_be_wider,
     directory_of,
     exact_command,
+    says_more,
     wider_patterns,
 )
 
@@ -109,6 +110,9 @@ def check_allowed(
     match reply:
         case PermissionReply(reply="always") if not allow_always:
             text = '"always" is switched off here, since it holds for everybody; answer "once"'
+            raise InvalidParamsError.of("reply", text, text)
+        case PermissionReply(reply="always") if not says_more(asked):
+            text = 'OpenCode does not say what "always" would allow; answer "once"'
             raise InvalidParamsError.of("reply", text, text)
         case PermissionReply(scope=str(scope)):
             problem = None
@@ -309,8 +313,9 @@ def understand_plan_answer(message: Message, asked: Interrupted, last_seen: int)
 
 
 def knows_input(asked: Interrupted) -> bool:
-    """Whether the input of the call is known that a permission is for."""
-    return asked.call_id is None or (asked.tool_input is not None and not in_program(asked))
+    """Whether it is known what a permission is for: its patterns, and the input of its call."""
+    called = asked.call_id is None or (asked.tool_input is not None and not in_program(asked))
+    return called and bool(asked.patterns)
 
 
 def in_program(asked: Interrupted) -> bool:

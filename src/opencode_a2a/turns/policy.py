@@ -194,8 +194,7 @@ def progress(asked: Interrupted, answer: Answer) -> Progressed:
     if asked.type == "question":
         subject = " ".join(question.question for question in asked.questions)
         return Progressed("question", status, asked.request_id, subject, reason=reason)
-    subject = f"{asked.permission}: {', '.join(asked.patterns)}"
-    return Progressed("permission", status, asked.request_id, subject, reason=reason)
+    return Progressed("permission", status, asked.request_id, asked.summary, reason=reason)
 
 
 def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope, now: int) -> Grant:

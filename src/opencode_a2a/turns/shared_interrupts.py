@@ -36,6 +36,7 @@ from opencode_a2a.turns.interrupt_state import (
     told_by,
 )
 from opencode_a2a.turns.policy import Grant, Grants, audit_given, expiry_text, give
+from opencode_a2a.turns.shell import says_more
 
 
 class SharedInterrupts:
@@ -85,7 +86,7 @@ class SharedInterrupts:
             asked_at=now,
             expires_at=expires_at,
             default=expiry_text(settings, asked),
-            allows_always=self.allows_always and asked.type == "permission",
+            allows_always=self.allows_always and says_more(asked),
         )
         new = InterruptRow(
             asked.request_id,

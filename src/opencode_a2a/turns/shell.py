@@ -64,9 +64,17 @@ def exact_command(asked: Interrupted) -> str | None:
     return None if fits else command
 
 
+def says_more(asked: Interrupted) -> bool:
+    """Whether OpenCode says what a permission is for and what its "always" would allow besides.
+
+    An empty list may be one that could not be read.
+    """
+    return bool(asked.patterns and asked.always)
+
+
 def can_be_wider(asked: Interrupted) -> bool:
     """Whether a broader answer to a request would allow anything besides it."""
-    return bool(asked.always and (wider_patterns(asked) or exact_command(asked)))
+    return says_more(asked) and bool(wider_patterns(asked) or exact_command(asked))
 
 
 def _is_command(asked: Interrupted) -> bool:

@@ -75,6 +75,7 @@ export function subject({ permission, patterns = [], metadata = {}, tool, links 
   const isTold = (one) => told.includes(one) || command.includes(one) || (/^\//.test(filepath) && filepath.endsWith(`/${one}`));
   const more = repeated ? [] : patterns.filter((one) => one !== "*" && !isTold(one));
   if (more.length) nodes.push(field(PATTERNS[permission] ?? "For", more.join("\n")));
+  if (!patterns.length) nodes.push(h("p", { class: "bad" }, "What this is for could not be read: look at it in OpenCode before you allow it."));
   shows.forEach((key) => put(key, input[key]));
   if (name === PROGRAM && permission !== PROGRAM) nodes.push(h("p", { class: "bad" }, "The arguments of this call are not known: OpenCode tells only the program that makes it, and that may make it with any arguments."));
   if (!repeated && tool?.call_id && !tool.input) nodes.push(h("p", { class: "bad" }, "The input of this call is not known: OpenCode did not tell it."));
