@@ -17,7 +17,7 @@ from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import schema
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.grants import GrantRow
-from opencode_a2a.turns.policy import Grant, Grants, fits, give
+from opencode_a2a.turns.policy import Grant, Grants, add_grant, fits
 from opencode_a2a.turns.shell import can_be_wider, is_plain
 from tests.support import stores
 
@@ -138,7 +138,7 @@ def test_a_grant_is_for_the_directory_that_the_command_was_to_run_in(
 
     with sa.create_engine("sqlite://").begin() as connection:
         schema.metadata.create_all(connection)
-        grant = give(connection, ANN, asked, "task", 1)
+        grant = add_grant(connection, ANN, asked, "task", 1)
 
     assert grant.covers(ANN, asked)
     assert grant.covers(ANN, command("pytest -x", workdir=workdir))
@@ -153,7 +153,7 @@ def test_a_directory_that_is_none_is_asked_for() -> None:
 
     with sa.create_engine("sqlite://").begin() as connection:
         schema.metadata.create_all(connection)
-        grant = give(connection, ANN, asked, "task", 1)
+        grant = add_grant(connection, ANN, asked, "task", 1)
 
     assert not grant.covers(ANN, asked)
 
@@ -170,8 +170,8 @@ def test_a_command_line_that_no_pattern_covers_is_allowed_again_as_it_is() -> No
 
     with sa.create_engine("sqlite://").begin() as connection:
         schema.metadata.create_all(connection)
-        grant = give(connection, ANN, asked, "task", 1)
-        second = give(connection, ANN, command("pytest > x", "pytest > x"), "task", 1)
+        grant = add_grant(connection, ANN, asked, "task", 1)
+        second = add_grant(connection, ANN, command("pytest > x", "pytest > x"), "task", 1)
 
     assert grant.covers(ANN, again)
     assert grant.covers(ANN, command("pytest -x"))
@@ -281,7 +281,7 @@ async def test_a_database_that_is_away_is_waited_for_when_a_permission_is_asked(
     tmp_path: Path,
 ) -> None:
     async with Database(stores.url(tmp_path)) as database:
-        await database.write(give, ANN, ASKED, "context", 1)
+        await database.write(add_grant, ANN, ASKED, "context", 1)
         await database.write(lambda c: c.execute(sa.text(RENAME.format("grants", "away"))).close())
 
         asking = asyncio.create_task(Grants(database).covering(ANN, ASKED))
@@ -301,7 +301,7 @@ def test_a_pattern_that_is_the_command_itself_allows_it_alone(line: str) -> None
 
     with sa.create_engine("sqlite://").begin() as connection:
         schema.metadata.create_all(connection)
-        grant = give(connection, ANN, asked, "task", 1)
+        grant = add_grant(connection, ANN, asked, "task", 1)
 
     assert grant.covers(ANN, asked)
     for other in (f"{line[:-2]} /root SECRET", f"{line} x", "git log -1", "echo", "git log"):

@@ -60,7 +60,8 @@ class SendCommand:
         default_factory=dict[TaskId, int]
     )
     """In a forwarded message: by task, what ``SeenRequests.newest_in_time`` says at the replica
-    that it came to. The alias is its name in the mail, which replicas of 2.0 know."""
+    that it came to. A mapping because 2.0 reads one; it has one entry at most. The alias is its
+    name in the mail, which replicas of 2.0 know."""
     sign_in: int | None = None
     """The sign-in (``Status.sign_in``) that the message is about: it is refused if the task waits
     for another, or for none. It does not identify the message."""

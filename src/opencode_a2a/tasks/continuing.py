@@ -93,7 +93,8 @@ class Continuing:
             WeakValueDictionary()
         )
         """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
-        waits, and is then known as a copy. A lock exists for as long as somebody refers to it."""
+        waits, and is then known as a copy. Only of this replica: across replicas the id of the
+        message, which is stored, makes one of two. A lock exists while somebody refers to it."""
 
     async def handle(self, command: SendCommand, task_id: str) -> Handled:
         """Handle a message that is for a task; raise MovedError if that does not run here."""
@@ -153,7 +154,7 @@ class Continuing:
             raise refusal
         match status.state:
             case State.INPUT_REQUIRED:
-                return await self._answer(command, task, last_seen)
+                return await self._take_as_answer(command, task, last_seen)
             case _ if command.request.routing.new_task:
                 raise InvalidParamsError.of(NEW_TASK_FIELD, NOT_NEW)
             case State.AUTH_REQUIRED:
@@ -161,7 +162,9 @@ class Continuing:
             case _:
                 return await self._add(command, task)
 
-    async def _answer(self, command: SendCommand, task: OpenTask, last_seen: int) -> Handled:
+    async def _take_as_answer(
+        self, command: SendCommand, task: OpenTask, last_seen: int
+    ) -> Handled:
         """Take a message as the answer to what a task asks: its interrupts, or its plan."""
         log, status, request = task.log, task.log.state.status, command.request
         # What is declared to be work for the agent is no consent, whatever its words are. It stays

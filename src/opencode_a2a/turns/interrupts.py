@@ -70,7 +70,7 @@ from opencode_a2a.turns.interrupt_state import (
     judge_end,
     told_by,
 )
-from opencode_a2a.turns.policy import RULE, expiry, known_answer, progress
+from opencode_a2a.turns.policy import RULE, answered_unasked, expiry, known_answer
 from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 
 logger = structlog.get_logger(__name__)
@@ -247,7 +247,7 @@ class WorkInterrupts:
             self._arm(interrupt)
             return asked
         self._make_due(interrupt, known)
-        return progress(asked, known)
+        return answered_unasked(asked, known)
 
     def _arm(self, interrupt: Interrupt) -> None:
         """Wake the turn at the deadline of an interrupt, to give the default answer."""

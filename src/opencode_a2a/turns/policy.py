@@ -185,7 +185,7 @@ async def known_answer(
     return Answer(PermissionReply("reject", message), RULE)
 
 
-def progress(asked: Interrupted, answer: Answer) -> Progressed:
+def answered_unasked(asked: Interrupted, answer: Answer) -> Progressed:
     """Return the event which says that a request was answered, and nobody asked."""
     status = "allowed" if answer.resolution == "once" else "denied"
     reason = "answered by a rule of this service"
@@ -197,7 +197,9 @@ def progress(asked: Interrupted, answer: Answer) -> Progressed:
     return Progressed("permission", status, asked.request_id, asked.summary, reason=reason)
 
 
-def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope, now: int) -> Grant:
+def add_grant(
+    connection: Connection, owner: Owner, asked: Interrupted, scope: Scope, now: int
+) -> Grant:
     """Store the grant that a person gave with an answer, unless it is stored already."""
     row = GrantRow(
         id=str(uuid4()),
@@ -218,7 +220,7 @@ def _place(asked: Interrupted) -> str | None:
     return directory_of(asked) if asked.permission == SHELL else asked.directory
 
 
-def audit_given(grant: Grant) -> None:
+def audit_grant(grant: Grant) -> None:
     """Record in the audit log that a person has given a grant."""
     AUDIT.info(
         "grant given",

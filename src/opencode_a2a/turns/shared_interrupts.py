@@ -35,7 +35,7 @@ from opencode_a2a.turns.interrupt_state import (
     StoredInterrupt,
     told_by,
 )
-from opencode_a2a.turns.policy import Grant, Grants, audit_given, expiry_text, give
+from opencode_a2a.turns.policy import Grant, Grants, add_grant, audit_grant, expiry_text
 from opencode_a2a.turns.shell import says_more
 
 
@@ -143,13 +143,13 @@ class SharedInterrupts:
             )
             if not settled or scope is None:
                 return settled, None
-            return settled, give(connection, owner, asked, scope, now)
+            return settled, add_grant(connection, owner, asked, scope, now)
 
         settled, grant = await self._database.write_until_stored(write)
         if not settled:  # an earlier process did, and recorded it
             return None
         if grant is not None and grant.request_id == asked.request_id:
-            audit_given(grant)
+            audit_grant(grant)
         audit_settled(owner, asked, resumed)
         return grant
 
