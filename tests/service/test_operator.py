@@ -43,6 +43,20 @@ async def test_payloads_are_logged_at_the_default_level(
     assert not [record for record in program.records() if record["event"] == "request"]
 
 
+async def test_payloads_are_logged_of_a2a_alone(opencode: FakeOpenCode, tmp_path: Path) -> None:
+    """Other paths take what is secret, such as where a browser gets its push messages."""
+    secret = {"endpoint": "https://push.example/secret-1", "keys": {"auth": "secret-2"}}
+    async with Program(variables_for(opencode, tmp_path, A2A_LOG_PAYLOADS="true")) as program:
+        await program.http.post("/notices/subscription", json=secret)
+        await program.http.post("/tasks", json=secret, headers={"A2A-Version": "1.0"})
+        await program.http.get("/tasks", headers={"A2A-Version": "1.0"})
+        await program.stop()
+
+    *others, listed = [record for record in program.records() if record["event"] == "payload"]
+    assert [record["request"] for record in others] == ["omitted: sensitive method"] * 2
+    assert orjson.loads(listed["response"])["tasks"] == []
+
+
 async def test_a_backup_beside_the_service_is_made_and_restored_as_the_page_says(
     opencode: FakeOpenCode, tmp_path: Path
 ) -> None:

@@ -75,8 +75,6 @@ RESPONDED = "responded"
 """In the scope once a response has begun: its status."""
 _KNOWN_PATHS = frozenset({RPC_PATH, *PROBES, HEALTH_PATH, METRICS_PATH, *DISCOVERY})
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_CONFIDENTIAL = ("/console/", "/link/")
-"""The beginnings of paths whose bodies hold a sign-in code, a session token or a signed link."""
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -546,8 +544,8 @@ class BodyGuard:
 class PayloadLog:
     """Log the bodies of requests and responses, at any log level.
 
-    Secrets are removed, and long bodies are cut. Streams, sign-ins and the methods beyond A2A,
-    which carry a person's work, are logged without their bodies. It stands behind ``BodyGuard``,
+    Secrets are removed, and long bodies are cut. Streams, the methods beyond A2A, which carry a
+    person's work, and all paths that are not A2A's are logged without their bodies. It stands behind ``BodyGuard``,
     so that no body is unbounded.
     """
 
@@ -585,8 +583,9 @@ class PayloadLog:
                 called: Json = orjson.loads(request)
                 if isinstance(called, dict) and isinstance(name := called.get("method"), str):
                     method = name
-            sensitive = method is not None and method not in CORE_METHODS
-            sensitive = sensitive or scope["path"].startswith(_CONFIDENTIAL)
+            # Paths that are not A2A's take sign-in codes, signed links, addresses of browsers.
+            public = OPERATION in scope or scope["path"] in _KNOWN_PATHS
+            sensitive = not public or (method is not None and method not in CORE_METHODS)
             hidden = "omitted: sensitive method" if sensitive else ""
             if media_type.startswith("text/event-stream"):
                 shown = "streaming"
