@@ -95,6 +95,17 @@ def test_imports_go_down() -> None:
     assert {name: layers for name, layers in found.items() if layers} == {}
 
 
+ONLY_FROM = {"notices": {"app", "cli"}, "otel": {"app"}}
+"""Packages without which the service works, and who may import them."""
+
+
+@pytest.mark.parametrize("package", ONLY_FROM)
+def test_what_can_be_switched_off_is_imported_from_few_places(package: str) -> None:
+    using = {layer_of(name_of(path)) for path in MODULES if package in ours(path)}
+
+    assert using == ONLY_FROM[package]
+
+
 def test_nothing_uses_the_sdk() -> None:
     """The A2A SDK is for the tests alone."""
     imports = [(name_of(path), module) for path in MODULES for module in imports_of(path)]

@@ -6,7 +6,6 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.app.parts import Parts
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
-from opencode_a2a.errors import Missing
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
@@ -35,15 +34,7 @@ def method_dispatcher(settings: Settings, parts: Parts) -> Dispatcher:
     return Dispatcher(EXTENSIONS, deps, settings)
 
 
-def protocol_routes(
-    settings: Settings,
-    parts: Parts,
-    streams: Streams,
-    keys: SigningKeys | None,
-    methods: Dispatcher,
-) -> list[BaseRoute]:
-    """Return the routes of A2A and of the methods beyond it."""
-
+def make_cards(settings: Settings, parts: Parts, keys: SigningKeys | None) -> Cards:
     async def agents() -> list[OpenCodeSkill]:
         at = Location.of(settings.workspace)
         opencode = parts.fleet.serving(at.directory).turns.opencode
@@ -53,13 +44,25 @@ def protocol_routes(
             *(OpenCodeSkill("command", one.name, one.description) for one in commands),
         ]
 
-    def missing() -> Missing:
-        return parts.fleet.missing
+    return Cards(settings, now_ms(), agents, keys, lambda: parts.fleet.missing)
 
-    cards = Cards(settings, now_ms(), agents, keys, missing)
-    operations = Operations(
+
+def make_operations(parts: Parts, cards: Cards, methods: Dispatcher) -> Operations:
+    """Return the operations of A2A, which every binding runs, over HTTP or not."""
+    return Operations(
         parts.tasks, cards, methods.deps.fetch, parts.webhooks, parts.sender, parts.new_message_id
     )
+
+
+def protocol_routes(
+    settings: Settings,
+    parts: Parts,
+    streams: Streams,
+    cards: Cards,
+    operations: Operations,
+    methods: Dispatcher,
+) -> list[BaseRoute]:
+    """Return the routes of A2A and of the methods beyond it."""
     options = BindingOptions(
         Version(settings.a2a.protocol_version),
         settings.stream,
@@ -72,5 +75,5 @@ def protocol_routes(
         *RpcBinding(operations, methods, options).routes(),
         *RestBinding(operations, cards, options).routes(),
         *cards.routes(),
-        *openapi_routes(settings, missing),
+        *openapi_routes(settings, lambda: parts.fleet.missing),
     ]

@@ -19,7 +19,12 @@ from starlette.routing import Router
 from opencode_a2a import metrics, telemetry
 from opencode_a2a.app.parts import OfferTools, Parts, make_parts, running_beside, start_parts
 from opencode_a2a.app.report import ServiceReport
-from opencode_a2a.app.routes import method_dispatcher, protocol_routes
+from opencode_a2a.app.routes import (
+    make_cards,
+    make_operations,
+    method_dispatcher,
+    protocol_routes,
+)
 from opencode_a2a.cluster.fleet import Fleet
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import StoreUnavailableError
@@ -146,7 +151,9 @@ class Service:
         self.parts, self.fleet, database = parts, parts.fleet, parts.database
         await start_parts(stack, settings, self.beside, parts)
         methods = method_dispatcher(settings, parts)
-        protocol = protocol_routes(settings, parts, self.streams, self.keys, methods)
+        cards = make_cards(settings, parts, self.keys)
+        operations = make_operations(parts, cards, methods)
+        protocol = protocol_routes(settings, parts, self.streams, cards, operations, methods)
         await run(parts.tasks.mailbox.run(), "carry out calls of replicas")
 
         # What the service says about itself.

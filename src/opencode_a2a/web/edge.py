@@ -545,8 +545,8 @@ class PayloadLog:
     """Log the bodies of requests and responses, at any log level.
 
     Secrets are removed, and long bodies are cut. Streams, the methods beyond A2A, which carry a
-    person's work, and all paths that are not A2A's are logged without their bodies. It stands behind ``BodyGuard``,
-    so that no body is unbounded.
+    person's work, and all paths that are not A2A's are logged without their bodies. It stands
+    behind ``BodyGuard``, so that no body is unbounded.
     """
 
     def __init__(self, app: ASGIApp, limit: int = 0) -> None:
