@@ -450,7 +450,8 @@ async def test_a_message_is_sent_once_and_none_is_lost(look: Look, service: Runn
     await expect(page.locator(".composer [role=alert]")).to_contain_text("cannot be reached")
     lost = False
     await expect(composer).to_have_value(re.compile("three"))
-    await composer.press("Enter")
+    async with page.expect_response("**/message:send"):
+        await composer.press("Enter")
     await expect(composer).to_have_value("")
     assert begun[2] == begun[3]
     await expect(page.get_by_text("three", exact=True)).to_be_visible()
