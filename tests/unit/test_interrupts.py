@@ -386,6 +386,41 @@ async def test_an_answer_that_opencode_took_is_not_replaced_though_it_does_not_c
     assert (opencode.replies, row.answer) == (["once", "once"], YES)
 
 
+async def test_a_refusal_that_opencode_never_took_leaves_room_for_another_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OpenCode does not know the request, but goes on listing it."""
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    opencode.unknown = PENDING.request_id
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([PENDING])
+        with monkeypatch.context() as soon:
+            soon.setattr(interrupts, "CONFIRM_SECONDS", 0.01)
+            with pytest.raises(UpstreamPayloadError):
+                await work.answer([PENDING.request_id], NO)
+
+        opencode.unknown = None
+        await _answer_and_confirm(work, YES)
+        work.close()
+
+    assert opencode.replies == ["once"]
+
+
+async def _answer_and_confirm(work: WorkInterrupts, answer: Answer) -> None:
+    """Answer for a person, and have OpenCode confirm it."""
+    answering = asyncio.create_task(work.answer([PENDING.request_id], answer))
+    interrupt = work.open[PENDING.request_id]
+    while interrupt.stage is not Stage.GIVEN and not answering.done():  # noqa: ASYNC110 - no event
+        await asyncio.sleep(0)
+    await work.ask_and_settle([Resumed(PENDING.request_id, "permission", answer.resolution)])
+    work.note_logged()
+    await answering
+
+
 @pytest.mark.requirement("I15")
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_an_answer_that_opencode_refuses_gives_way_to_the_default_at_the_deadline(

@@ -31,6 +31,7 @@ SENDING   OpenCode takes the answer, or does not know the request        GIVEN
           the same with words to a question by the clock or a rule       DUE
           the same with a refusal by the clock or a rule                 EXPIRED
 GIVEN     OpenCode does not confirm a person's answer in time            RETRY
+          nor has it taken that answer or one before                     WAITING
 any       OpenCode says that it is settled, or no longer lists it        SETTLED
 ========  =============================================================  =======================
 

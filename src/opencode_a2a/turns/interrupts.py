@@ -475,7 +475,9 @@ class WorkInterrupts:
                 # OpenCode has confirmed it, but the database is away.
                 raise StoreUnavailableError(operation="persisting")
             if interrupt.stage is Stage.GIVEN:
-                interrupt.stage = Stage.RETRY  # OpenCode may have acted on it: no other may follow
+                # OpenCode may have acted on it, so that no other may follow. But if it did not know
+                # the request, it has taken neither this answer nor one before.
+                interrupt.stage = Stage.WAITING if interrupt.given is None else Stage.RETRY
             raise UpstreamPayloadError(
                 "OpenCode accepted the answer but did not confirm it. Try again."
             )
