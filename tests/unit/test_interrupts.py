@@ -410,6 +410,28 @@ async def test_a_refusal_that_opencode_never_took_leaves_room_for_another_answer
     assert opencode.replies == ["once"]
 
 
+@pytest.mark.requirement("I15")
+async def test_an_answer_of_before_a_restart_that_opencode_refuses_leaves_room_for_another() -> (
+    None
+):
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    opencode.fails["once"] = UpstreamHttpError(upstream_status=400)
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        await shared.store_asked(OWNER, PENDING)
+        await shared.store_answer([PENDING.request_id], YES)
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        work.restore(await shared.stored("task", "context"), [PENDING.request_id])
+
+        await work.attend()
+        await _answer_and_confirm(work, NO)
+        work.close()
+
+    assert opencode.replies == ["reject"]
+
+
 async def _answer_and_confirm(work: WorkInterrupts, answer: Answer) -> None:
     """Answer for a person, and have OpenCode confirm it."""
     answering = asyncio.create_task(work.answer([PENDING.request_id], answer))

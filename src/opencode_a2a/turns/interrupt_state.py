@@ -26,8 +26,8 @@ SENDING   OpenCode takes the answer, or does not know the request        GIVEN
           leaves before that                                             RETRY
           OpenCode cannot be reached, or refuses it, after WAITING       WAITING
           the same, after DUE or RETRY                                   RETRY
-          OpenCode finds fault with a person's answer, after the
-          deadline                                                       WAITING
+          OpenCode finds fault with a person's answer, after RETRY or
+          the deadline                                                   WAITING
           the same with words to a question by the clock or a rule       DUE
           the same with a refusal by the clock or a rule                 EXPIRED
 GIVEN     OpenCode does not confirm a person's answer in time            RETRY
@@ -37,7 +37,7 @@ any       OpenCode says that it is settled, or no longer lists it        SETTLED
 
 ``WorkInterrupts._give`` alone leads into SENDING, and out of it unless that is to SETTLED;
 ``WorkInterrupts._replace_refused`` then has another answer follow one with which OpenCode finds
-fault: after the deadline the default, and after words to a question its dismissal.
+fault: that of a person or the default at the deadline, and after words to a question its dismissal.
 
 An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. Each
 interrupt leaves one audit record when it is settled.

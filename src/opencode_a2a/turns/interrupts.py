@@ -315,9 +315,9 @@ class WorkInterrupts:
     async def _replace_refused(self, interrupt: Interrupt, answer: Answer) -> None:
         """Find another way on after an answer with which OpenCode finds fault.
 
-        At the deadline the default answer is next after a person's. A question of OpenCode 2 may
-        take no text, but a number or a choice: what says that nobody is there gives way to a
-        dismissal, and if that does not do either, the turn ends.
+        A person's leaves room for another, or at the deadline for the default answer. A question of
+        OpenCode 2 may take no text, but a number or a choice: what says that nobody is there gives
+        way to a dismissal, and if that does not do either, the turn ends.
         """
         if answer.by in (CLOCK, RULE):
             if isinstance(answer.reply, QuestionReply):
@@ -328,9 +328,11 @@ class WorkInterrupts:
             elif answer.resolution == "rejected":
                 interrupt.stage = Stage.EXPIRED
                 self.wake()
-        elif interrupt.late and interrupt.waits:
-            interrupt.stage, interrupt.given = Stage.WAITING, None
-            self.wake()
+        elif interrupt.waits:
+            interrupt.stage = Stage.WAITING
+            if interrupt.late:
+                interrupt.given = None
+                self.wake()
 
     async def answer(
         self, request_ids: Sequence[str], answer: Answer, in_same_commit: Write | None = None
