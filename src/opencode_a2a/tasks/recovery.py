@@ -7,7 +7,7 @@ begins to run one, at the start or when it takes one over from another replica.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -38,6 +38,7 @@ from opencode_a2a.log.log import LogWriter, TaskLog, status_change
 from opencode_a2a.log.state import (
     TERMINAL,
     Accepted,
+    LogEvent,
     Recovered,
     TaskState,
     Unknown,
@@ -113,6 +114,8 @@ class Recovery:
         self._fleet = fleet
         self._tasks = tasks
         self._is_ours = is_ours
+        self._storing: asyncio.Future[bool] | None = None
+        """Done when what the logs of the tasks lacked that were recovered last is stored."""
 
     async def recover(self, taken: Mapping[str, LastOwner], members: Collection[Member]) -> int:
         """Continue tasks and errands that the last owners have left; return how many tasks.
@@ -142,13 +145,9 @@ class Recovery:
         They are the tasks of the OpenCodes that this process has ``taken``. A single process
         recovers ``all_tasks``, and so ends those whose OpenCode is no longer in its settings.
         """
-        # The turns of a session are to queue up in the order of the rows, oldest first. One whose
-        # entries have to be stored waits for that, and the next may have none. They keep their
-        # order since ``interrupts.stored``, by which the next is read, reads in the writer thread,
-        # after what is queued there.
         database, writer, tasks, fleet = self._database, self._writer, self._tasks, self._fleet
         rows = await database.read_much(task_rows.load_open, None if all_tasks else taken)
-        running, stored = {task.log.no for task in tasks.all()}, list[asyncio.Future[bool]]()
+        running = {task.log.no for task in tasks.all()}
         for row in rows:
             if row.no in running:  # recovered by an earlier try, which the database cut short
                 continue
@@ -192,7 +191,11 @@ class Recovery:
                 task.wait_for_message()
                 continue
 
-            storing = asyncio.ensure_future(task.log.append([*new_epoch, *unlogged_events]))
+            # The turns of a session queue up in the order of the rows, oldest first. One that lacks
+            # nothing must not begin before an earlier one that waits for its entries.
+            missing = [*new_epoch, *unlogged_events]
+            storing = asyncio.ensure_future(_append_after(self._storing, task.log, missing))
+            self._storing = storing
             if request is None:
                 await storing
                 await task.end(Finished(Outcome.FAILED, failure=REQUEST_LOST))
@@ -200,8 +203,8 @@ class Recovery:
                 # Before anything is awaited: whoever finds the task finds its turn. That waits for
                 # the entries, and does not run if they cannot be stored.
                 task.start(request, logged_turn, after=storing)
-                stored.append(storing)
-        await asyncio.shield(asyncio.gather(*stored))
+        if self._storing is not None:
+            await asyncio.shield(self._storing)
         return len(rows)
 
     def stop_leftovers(
@@ -222,6 +225,16 @@ class Recovery:
 
     def end_reading(self) -> None:
         self._tasks.end_reading()
+
+
+async def _append_after(
+    earlier: asyncio.Future[bool] | None, log: TaskLog, events: Sequence[LogEvent]
+) -> bool:
+    """Append events at once; return when they are stored, and those of earlier tasks too."""
+    stored = await log.append(events)
+    if earlier is not None:
+        await asyncio.wait([earlier])
+    return stored
 
 
 async def _read_logged_turn(
