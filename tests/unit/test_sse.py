@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
+from opencode_a2a.server import sse
 from opencode_a2a.server.sse import WRITE_NOW, Ending, EventStream, Streams, WriteNow
 from tests.support.running import RawClient, raw, running
 
@@ -266,6 +268,42 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
         await ask(reader, read=False)
         await refused.wait()
+
+
+async def test_a_reader_who_reads_again_before_the_next_comment_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, full, given = 100.0, False, asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(sse, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def frames(write: WriteNow) -> Frames:
+        given.set_result(write)
+        await asyncio.get_running_loop().create_future()
+        yield b""
+
+    def write_now(_: bytes) -> bool:
+        return not full
+
+    async def send(_: Message) -> None:
+        pass
+
+    async def receive() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    stream = response(frames, StreamSettings(keepalive_seconds=3), send_seconds=5)
+    scope: Scope = {"type": "http", "method": "GET", WRITE_NOW: write_now}
+    async with asyncio.timeout(60):
+        serving = asyncio.create_task(stream(scope, receive, send))
+        write: WriteNow = await given
+    now, full = 103.0, True
+    stream.look(now)
+    full = False
+    for now in (104.0, 106.0, 108.0, 110.0):
+        assert write(b"data: x\n\n")
+        stream.look(now)
+    serving.cancel()
+
+    assert stream.due == 113.0
 
 
 @pytest.mark.requirement("I14")

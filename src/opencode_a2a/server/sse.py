@@ -254,6 +254,7 @@ class EventStream:
             return False
         self._bytes += len(chunk)
         self._wrote = self._last_frame = time.monotonic()
+        self._blocked = None  # a comment may have been refused before
         return True
 
     def end(self, ending: Ending) -> None:
