@@ -420,6 +420,34 @@ async def test_a_lost_retry_is_looked_for_again_if_the_database_was_away(
         assert (await it.row(log, "done")).last_outcome == "ok"
 
 
+async def test_attempts_that_begin_together_are_one_failure_of_their_receiver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk(RetryTimes(first=100.0)) as it:
+        it.sent.outcome = Away("unreachable")
+        read, goes_on, began = it.database.read, asyncio.Event(), 0
+
+        async def read_slowly(fn: Any, *given: Any) -> Any:
+            nonlocal began
+            found = await read(fn, *given)
+            if fn is module._load:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - where an attempt begins
+                began += 1
+                if began == 2:
+                    await goes_on.wait()
+            return found
+
+        monkeypatch.setattr(it.database, "read", read_slowly)
+        first, second = await it.task(), await it.task()
+        await asyncio.gather(first.append([DONE]), second.append([DONE]))
+        waiting = [asyncio.create_task(it.waiting(log)) for log in (first, second)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        goes_on.set()
+        rows = await asyncio.gather(*waiting)
+
+        assert [row.attempts for row in rows] == [1, 1]
+        assert all((row.next_at or 0) < now_ms() + 100_000 for row in rows)
+
+
 async def test_what_was_not_sent_says_nothing_about_a_receiver_that_is_away() -> None:
     destination = Destination(RetryTimes())
     destination.note(Away("unreachable"), 0)

@@ -224,11 +224,12 @@ class Deliveries:
                 await self._release(no)
                 return True
             delivery.sending = True
+            failures = delivery.destination.failures
             row, task = await database.read(_load, me, no)
             if row is None or task is None or row.unknown:
                 await self._release(no)
                 return True
-            receipt, after = await self._send_next(row, task, delivery.destination)
+            receipt, after = await self._send_next(row, task, delivery.destination, failures)
         name = receipt.name
         # One label for a hundred HTTP statuses.
         metrics.PUSH_ATTEMPTS.labels(f"{name[:6]}xx" if name.startswith("http_") else name).inc()
@@ -292,10 +293,12 @@ class Deliveries:
         )
 
     async def _send_next(
-        self, row: HookRow, task: TaskRow, destination: Destination
+        self, row: HookRow, task: TaskRow, destination: Destination, failures: int
     ) -> tuple[Receipt, HookRow]:
-        """Send the next change; return the receipt, and the row as it has to be stored."""
-        failures = destination.failures
+        """Send the next change; return the receipt, and the row as it has to be stored.
+
+        ``failures`` are those of the destination when the attempt began.
+        """
         try:
             notification = await self._changes.next_notification(row, task)
             status = notification.what.status
