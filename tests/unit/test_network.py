@@ -231,6 +231,8 @@ async def file_server(scope: Scope, receive: Receive, send: Send) -> None:
                 pass
         case "/misnamed":
             await answer(send, 302, b"", b"text/plain", ((b"location", b"http://_xn--a/"),))
+        case "/nowhere":
+            await answer(send, 302, b"", b"text/plain", ((b"location", b"//:1/"),))
         case "/endless":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for _ in range(1000):
@@ -254,6 +256,7 @@ async def test_a_file_is_fetched_with_its_type() -> None:
         ("/endless", "larger"),
         ("/redirect", "redirects"),
         ("/misnamed", "cannot be fetched"),
+        ("/nowhere", "cannot be fetched"),
         ("/missing", "404"),
         ("/slow", "within"),
     ],

@@ -32,23 +32,23 @@ def client(
 
 
 class _Client(httpx2.AsyncClient):
-    """A client that also says of a host with unreadable international characters that it is wrong.
+    """A client that raises InvalidURL for every URL that cannot be read.
 
-    httpx2 raises what its library for names raises, and looks where a redirect leads even if it is
-    not followed.
+    httpx2 raises what its library for names raises, a UnicodeError, and looks where a redirect
+    leads even if it is not followed: to a port without a host (``//:1/``) is a ValueError.
     """
 
     def build_request(self, *args: Any, **options: Any) -> httpx2.Request:
         try:
             return super().build_request(*args, **options)
-        except UnicodeError as error:
-            raise httpx2.InvalidURL(f"The host is malformed: {error}") from error
+        except ValueError as error:
+            raise httpx2.InvalidURL(f"The URL is malformed: {error}") from error
 
     async def send(self, *args: Any, **options: Any) -> httpx2.Response:
         try:
             return await super().send(*args, **options)
-        except UnicodeError as error:
-            raise httpx2.InvalidURL(f"The host is malformed: {error}") from error
+        except ValueError as error:
+            raise httpx2.InvalidURL(f"The URL is malformed: {error}") from error
 
 
 class VettedTransport(httpx2.AsyncHTTPTransport):
