@@ -117,6 +117,14 @@ def test_urls_that_are_no_plain_web_addresses_are_refused(url: str) -> None:
         check(url, Egress())
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["a%20b", "ä", "\u0645\u06cc\u200c\u062e\u0648", "\U0001f469\u200d\U0001f52c", "a\u3000b"],
+)
+def test_letters_of_any_script_may_stand_in_a_path(path: str) -> None:
+    assert check(f"https://example.com/{path}", Egress()).path == f"/{path}"
+
+
 @pytest.mark.requirement("I11")
 @pytest.mark.parametrize(
     "host",
