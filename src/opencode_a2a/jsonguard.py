@@ -73,7 +73,7 @@ def _too_deep(body: bytes, depth: int = MAX_DEPTH) -> bool:
     if body.count(b"[") + body.count(b"{") <= depth:
         return False
     steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
-    return max(accumulate(memoryview(steps).cast("b"))) > depth
+    return max(accumulate(memoryview(steps).cast("b")), default=0) > depth
 
 
 def _shallow(body: bytes) -> bytes:

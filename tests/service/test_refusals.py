@@ -140,7 +140,8 @@ async def test_a_file_with_a_name_that_cannot_exist_is_refused(
 
 
 @pytest.mark.requirement("5.4-error-codes")
-@pytest.mark.parametrize("body", [b"5", b'"text"', b"null", b"[]", b"true"])
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("body", [b"5", b'"text"', b'"%b"' % (b"[" * 100), b"null", b"[]", b"true"])
 async def test_json_that_is_no_object_is_no_request(caller: Caller, body: bytes) -> None:
     (await caller.post(body)).refuses(REQUEST)
 

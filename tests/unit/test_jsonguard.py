@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json
-from opencode_a2a.jsonguard import MAX_DEPTH, decode, whole_characters
+from opencode_a2a.jsonguard import MAX_DEPTH, decode, showable, whole_characters
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -91,6 +91,8 @@ def test_brackets_in_texts_and_beside_each_other_do_not_count_as_depth() -> None
 
     assert decode(json.dumps(flat).encode()) == flat
     assert decode(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    text = "{" * 200
+    assert decode(json.dumps(text).encode()) == showable(text) == text
 
 
 def test_long_digits_inside_texts_and_fractions_are_left_alone() -> None:
