@@ -190,6 +190,18 @@ async def test_streams_and_other_media_are_not_shown_and_the_rest_is_cut() -> No
     assert cut["request"] == '{"method":"GetTask",…'
 
 
+@pytest.mark.parametrize("depth", [300, 900])
+async def test_a_payload_that_is_nested_too_deeply_is_not_shown(depth: int) -> None:
+    body: list[object] = []
+    for _ in range(depth):
+        body = [body]
+
+    record = await logged(body, b"{}", b"application/json")
+
+    assert record["request"] == f"omitted: {2 * depth + 2} bytes, nested too deeply"
+    assert record["response"] == "{}"
+
+
 async def test_what_runs_when_the_time_to_stop_is_over_is_told_so() -> None:
     begun = asyncio.Event()
 

@@ -607,6 +607,8 @@ class PayloadLog:
             shown = orjson.dumps(redact(orjson.loads(body)))
         except orjson.JSONDecodeError:
             return f"omitted: {len(body)} bytes, not JSON"
+        except (TypeError, RecursionError):  # of the encoder, and of ``redact``
+            return f"omitted: {len(body)} bytes, nested too deeply"
         if self._limit and len(shown) > self._limit:
             return shown[: self._limit].decode(errors="ignore") + "…"
         return shown.decode()
