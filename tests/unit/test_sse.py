@@ -301,9 +301,11 @@ async def test_a_reader_who_reads_again_before_the_next_comment_is_kept(
     for now in (104.0, 106.0, 108.0, 110.0):
         assert write(b"data: x\n\n")
         stream.look(now)
+    due = stream.due
     serving.cancel()
+    await asyncio.wait([serving])
 
-    assert stream.due == 113.0
+    assert due == 113.0
 
 
 @pytest.mark.requirement("I14")
