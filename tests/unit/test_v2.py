@@ -99,6 +99,7 @@ from opencode_a2a.opencode.v2.messages import (
     tool_state,
 )
 from opencode_a2a.opencode.v2.outputs import MAX_OUTPUT, Inserted, Running
+from opencode_a2a.turns.policy import EXPIRED_MESSAGE
 from opencode_a2a.turns.snapshot import PAGE, messages_since
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
@@ -1453,6 +1454,23 @@ async def test_a_number_that_json_does_not_have_is_sent_as_it_was_written(
     standin: Standin, driver: OpenCode2, kind: str, given: str, sent: Any
 ) -> None:
     form = {"id": "frm_1", "sessionID": SES, "fields": [{"key": "q0", "type": kind}]}
+    reply = f"POST /api/session/{SES}/form/frm_1/reply"
+    standin.answers |= {"GET /api/form/request": {"data": [form]}, reply: None}
+
+    await driver.reply_question(RequestId("frm_1"), [[given]])
+
+    assert standin.sent[-1] == (reply, {"answer": {"q0": sent}})
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("Yes ", True), ("no", False), ("maybe", "maybe"), (EXPIRED_MESSAGE, EXPIRED_MESSAGE)],
+)
+async def test_a_yes_or_no_that_nobody_gave_is_not_sent(
+    standin: Standin, driver: OpenCode2, given: str, sent: Any
+) -> None:
+    """OpenCode refuses a text here, and the question is dismissed."""
+    form = {"id": "frm_1", "sessionID": SES, "fields": [{"key": "q0", "type": "boolean"}]}
     reply = f"POST /api/session/{SES}/form/frm_1/reply"
     standin.answers |= {"GET /api/form/request": {"data": [form]}, reply: None}
 

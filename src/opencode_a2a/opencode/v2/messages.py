@@ -6,7 +6,7 @@ it is read. Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Annotated, Final
 
@@ -90,6 +90,11 @@ _NOTE: Final = re.compile(r"(Warnings:.*?)?Command exited with code -?\d+\.$", r
 
 _INTEGERS: Final = range(-(2**63), 2**63)
 """Those that can be sent."""
+_FLAGS: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("yes", "true", "y", "1"), True),
+    **dict.fromkeys(("no", "false", "n", "0"), False),
+}
+"""What a person may answer to a question that takes a yes or a no."""
 
 
 class Failure2(Wire):
@@ -526,7 +531,8 @@ class Field2(Wire):
         """Return the value for what a person answered: labels of options, or free texts.
 
         There is at least one. A text that is no value of the field, or a number that JSON does not
-        have, stays a text: OpenCode refuses it and says what is wrong with it.
+        have, stays a text: OpenCode refuses it and says what is wrong with it. So does what is
+        answered for nobody, which must not count as a "no".
         """
         values = {option.label: option.value for option in self.options}
         chosen = [values.get(one, one) for one in given]
@@ -534,7 +540,7 @@ class Field2(Wire):
             case "multiselect":
                 return [*chosen]
             case "boolean":
-                return chosen[0].strip().lower() in ("yes", "true", "y", "1")
+                return _FLAGS.get(chosen[0].strip().lower(), chosen[0])
             case "number" | "integer":
                 try:
                     number = int(chosen[0]) if self.type == "integer" else float(chosen[0])
