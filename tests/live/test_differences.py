@@ -83,6 +83,16 @@ async def test_the_system_text_of_a_prompt_is_for_that_prompt_alone(
     assert later["data"] == []
 
 
+@pytest.mark.requirement("I25")
+async def test_an_answer_without_a_tool_call_is_whole_whatever_its_provider_says(
+    caller: Caller,
+) -> None:
+    task = await caller.send(script({"say": "whole"}, {"finish": "tool_calls"}))
+
+    assert (task.state, task.text) == ("completed", "whole")
+    assert task.opencode["finish"] == "other"
+
+
 async def test_readiness_takes_one_call(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         pytest.fail("the contract was read again")

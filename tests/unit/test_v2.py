@@ -278,6 +278,34 @@ def test_a_turn_is_completed_whatever_the_reason_of_its_end_is_called(build: str
 
 
 @pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("said", ["unknown", "tool-calls"])
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("plain-text", Outcome.COMPLETED), ("tool-shell", Outcome.FAILED)],
+)
+@every_build
+@pytest.mark.requirement("I25")
+def test_only_a_tool_call_leaves_a_step_unfinished_whatever_the_provider_says(
+    build: str, name: str, outcome: Outcome, said: str, heard: bool
+) -> None:
+    recording = Recording(Path(build, f"{name}.jsonl"))
+    ended = next(n for n, event in enumerate(recording.events) if "step.ended" in event["type"])
+    message = recording.events[ended]["data"]["assistantMessageID"]
+    recording.events = recording.events[: ended + 1]
+    recording.events[ended]["data"]["finish"] = said
+    number = [one["id"] for one in recording.listed].index(message)
+    recording.listed = recording.listed[: number + 1]
+    recording.listed[-1]["finish"] = said
+    wire, reader = Decoder2(Memory()), TurnReader(recording.root, recording.prompt)
+
+    for frame in recording.followed(0, ended + 1) if heard else ():
+        reader.feed(wire.decode(frame))
+    end = ending(reader.finish(None if heard else Snapshot(messages=recording.stored)))
+
+    assert end.outcome is outcome
+
+
+@pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize(
     ("error", "failure"),
     [

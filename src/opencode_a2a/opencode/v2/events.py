@@ -128,6 +128,8 @@ class _Session:
     """The answers that are being written."""
     starts: dict[str, int] = field(default_factory=dict[str, int])
     """How often each of them was begun: more than once if the provider failed."""
+    called: set[str] = field(default_factory=set[str])
+    """Answers with a tool call."""
     refused: set[str] = field(default_factory=set[str])
     """Answers with a tool call that a person refused."""
     compaction: MessageId | None = None
@@ -136,6 +138,7 @@ class _Session:
         """Forget what only matters while the session works."""
         self.steps.clear()
         self.starts.clear()
+        self.called.clear()
         self.refused.clear()
 
 
@@ -332,9 +335,9 @@ class Decoder2:
     def step_ended(self, frame: Frame) -> Iterator[Event]:
         finish = frame.data.get("finish") or ""
         yield frame.part(step_finish(frame.session, frame.message, finish))
-        yield from self.step_over(frame, "stop" if self._finish_unnamed else None)
+        yield from self.step_over(frame, unnamed=self._finish_unnamed)
 
-    def step_over(self, frame: Frame, otherwise: str | None = None) -> Iterator[Event]:
+    def step_over(self, frame: Frame, *, unnamed: bool = False) -> Iterator[Event]:
         """Tell what a step has used, and why it failed if it did."""
         state, message, data = self._of(frame.session), frame.message, frame.data
         known = state.steps.pop(message, None)
@@ -343,7 +346,8 @@ class Decoder2:
             return
         refused, error = message in state.refused, data.get("error")
         failure = turn_error(Failure2.model_validate(error)) if error and not refused else None
-        finish = finish_of(data.get("finish"), None if error else otherwise)
+        called, unnamed = message in state.called, unnamed and not error
+        finish = finish_of(data.get("finish"), called=called, unnamed=unnamed)
         ended = AssistantMessage.model_validate(
             {
                 **known.model_dump(exclude={"time", "cost", "tokens", "finish", "error"}),
@@ -361,6 +365,7 @@ class Decoder2:
         session, message, memory, data = frame.session, frame.message, self.memory, frame.data
         call_id = data["id"] if "id" in data else data["callID"]
         known = memory.calls.pop((message, call_id), None) or KnownCall("", {})
+        self._of(session).called.add(message)
         known.name = frame.either("name", "tool") or known.name
         known.input = data.get("input") or known.input
         call = Call2.model_validate(

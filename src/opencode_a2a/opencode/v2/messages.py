@@ -383,14 +383,21 @@ def step_start(session: SessionId, message: MessageId, number: int) -> StepStart
     return StepStartPart(id=f"{message}:s{number}", session_id=session, message_id=message)
 
 
-def finish_of(told: str | None, otherwise: str | None) -> str | None:
-    """Return why a step ended, for which 1.x has the same words.
+def finish_of(told: str | None, *, called: bool, unnamed: bool = False) -> str | None:
+    """Return why a step ended, in the words of 1.x.
+
+    2.x asks the model again if it has ``called`` a tool, whatever reason the provider gives; 1.x
+    does for two reasons, so that these say here whether it did.
 
     A step that ended without an error and without a reason was broken off: OpenCode was killed, and
-    repaired it at the next prompt. ``otherwise`` is for a release whose contract does not name the
+    repaired it at the next prompt. ``unnamed`` is for a release whose contract does not name the
     reason (``Contract.finish_unnamed``), and so may call it otherwise.
     """
-    return None if told == "error" else told or otherwise
+    if told in ("tool-calls", "unknown"):
+        return "tool-calls" if called else "other"
+    if not told and unnamed:
+        return "tool-calls" if called else "stop"
+    return told if told and told != "error" else None
 
 
 def step_finish(session: SessionId, message: MessageId, reason: str) -> StepFinishPart:
@@ -427,8 +434,8 @@ def _answer(
         parts.append(
             PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
         )
-    guess = "tool-calls" if message.content and message.content[-1].type == "tool" else "stop"
-    finish = finish_of(message.finish, guess if over and finish_unnamed else None)
+    called = any(block.type == "tool" for block in message.content)
+    finish = finish_of(message.finish, called=called, unnamed=over and finish_unnamed)
     error = turn_error(message.error) if message.error else None
     if message.refused:
         finish, error = "tool-calls", None
