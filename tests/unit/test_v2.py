@@ -79,6 +79,7 @@ from opencode_a2a.opencode.types import (
     StatusBusy,
     StatusIdle,
     ToolCompleted,
+    ToolFailed,
     ToolPart,
     ToolRef,
     ToolRunning,
@@ -370,20 +371,22 @@ def test_an_answer_that_opencode_repairs_after_a_kill_is_not_completed(
 @pytest.mark.parametrize(
     ("ended", "state"),
     [
-        ({}, ToolRunning(input={})),
-        ({"completed": 2}, ToolCompleted(input={}, output="done", metadata=None)),
+        ({"time": {"created": 1}}, ToolRunning(input={})),
+        ({}, ToolCompleted(input={}, output="done", metadata=None)),
+        ({"error": {"type": "aborted"}}, ToolFailed(input={}, error="", metadata=None)),
     ],
 )
 def test_a_tool_call_whose_state_is_called_otherwise_ends_with_its_message(
-    ended: dict[str, int], state: ToolState
+    ended: dict[str, Any], state: ToolState
 ) -> None:
     call = {"status": "succeeded", "content": [{"type": "text", "text": "done"}]}
     answer: Document = {
         "id": "msg_2",
         "type": "assistant",
         "content": kept(call),
-        "time": {"created": 1, **ended},
+        "time": {"created": 1, "completed": 2},
         "finish": "tool-calls",
+        **ended,
     }
 
     [message] = stored(SessionId("ses_1"), [Message2.model_validate(answer)])

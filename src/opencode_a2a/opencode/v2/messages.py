@@ -8,7 +8,7 @@ it is read. Pure.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -207,12 +207,14 @@ def turn_error(error: Failure2) -> TurnError:
 
 # Tool calls
 
+_Status = Literal["running", "completed", "error"]
 
-def tool_state(name: str, call: Call2, *, over: bool = False) -> ToolState:
+
+def tool_state(name: str, call: Call2, *, otherwise: _Status = "running") -> ToolState:
     """Return the state of a call of the tool that 2.x calls ``name``.
 
-    ``over``: its message has ended without an error, and so has the call, by whatever word a
-    release says that.
+    ``otherwise`` is what a state with an unknown name counts as: a call has ended with its message,
+    by whatever word a release says that.
     """
     metadata: JsonObject = dict(call.metadata or {})
     named = _FIELDS.get(name, {})
@@ -223,7 +225,7 @@ def tool_state(name: str, call: Call2, *, over: bool = False) -> ToolState:
         metadata["diff"] = patches(files)
     status = call.status
     if status not in ("streaming", "running", "completed", "error") and call.error is None:
-        status = "completed" if over else "running"
+        status = otherwise
     match status:
         case "streaming":
             return ToolPending()
@@ -246,9 +248,9 @@ def tool_part(
     name: str,
     call: Call2,
     *,
-    over: bool = False,
+    otherwise: _Status = "running",
 ) -> ToolPart:
-    state = tool_state(name, call, over=over)
+    state = tool_state(name, call, otherwise=otherwise)
     if isinstance(state, ToolCompleted):
         files = [
             FilePart(
@@ -409,7 +411,9 @@ def _answer(
 ) -> MessageWithParts:
     parts: list[Part] = [step_start(session, message.id, 1)]
     texts = thoughts = 0
-    over = message.time.completed is not None and message.error is None
+    otherwise: _Status = "running"
+    if message.time.completed is not None:
+        otherwise = "error" if message.error else "completed"
     for block in message.content:
         # A text is stored when it is complete.
         growing = not (message.time.completed or block.text)
@@ -424,7 +428,8 @@ def _answer(
                 thoughts += 1
             case "tool":
                 call_id, name, call = block.id, block.name, block.state
-                parts.append(tool_part(session, message.id, call_id, name, call, over=over))
+                part = tool_part(session, message.id, call_id, name, call, otherwise=otherwise)
+                parts.append(part)
             case _:
                 pass
     if message.finish and message.finish != "error":
@@ -435,7 +440,8 @@ def _answer(
             PatchPart(id=f"{message.id}:p", session_id=session, message_id=message.id, files=files)
         )
     called = any(block.type == "tool" for block in message.content)
-    finish = finish_of(message.finish, called=called, unnamed=over and finish_unnamed)
+    unnamed = finish_unnamed and otherwise == "completed"
+    finish = finish_of(message.finish, called=called, unnamed=unnamed)
     error = turn_error(message.error) if message.error else None
     if message.refused:
         finish, error = "tool-calls", None
