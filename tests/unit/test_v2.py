@@ -1223,7 +1223,12 @@ def shell_in_background(call: str, shell: str) -> Document:
     return {"id": f"msg_{call}", "type": "assistant", "content": [tool], "time": {"created": 1}}
 
 
-async def prompted(standin: Standin, driver: OpenCode2, pages: Mapping[str, list[Document]]) -> int:
+async def prompted(
+    standin: Standin,
+    driver: OpenCode2,
+    pages: Mapping[str, list[Document]],
+    answers: Mapping[str, Any] | None = None,
+) -> int:
     """Prompt a session with these messages, oldest first, by the cursors of their pages.
 
     Return how often OpenCode was asked what it runs; that is nothing.
@@ -1237,6 +1242,7 @@ async def prompted(standin: Standin, driver: OpenCode2, pages: Mapping[str, list
         f"POST {path}/wait": None,
         "GET /api/session/active": {"data": {}},
         "GET /api/shell": {"data": []},
+        **(answers or {}),
     }
     for number, (query, listed) in enumerate(pages.items()):
         older = cursors[number + 1]
@@ -1260,6 +1266,26 @@ async def test_a_prompt_without_an_answer_is_not_given_that_of_an_earlier_turn(
 
     with pytest.raises(UpstreamUnansweredError):
         await prompted(standin, driver, {"limit=20&order=desc": [EARLIER, END, *listed]})
+
+
+async def test_a_prompt_that_is_given_up_does_not_run_with_the_next(
+    standin: Standin, driver: OpenCode2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(client, "AGENT_SECONDS", 0.02)
+    inbox = f"/api/session/{SES}/inbox"
+    waiting: Document = {"data": [{"id": "msg_other"}, {"id": "msg_new"}]}
+    taken_back = {f"DELETE {inbox}/{one['id']}": None for one in waiting["data"]}
+    pages, answers = (
+        {"limit=20&order=desc": [EARLIER, END]},
+        {f"GET {inbox}": waiting, **taken_back},
+    )
+
+    with pytest.raises(UpstreamUnansweredError):
+        await prompted(standin, driver, pages, answers)
+
+    deleted = [named for named, _ in standin.sent if named.startswith(f"DELETE {inbox}")]
+    assert deleted == [f"DELETE {inbox}/msg_new"]
 
 
 async def test_the_contract_says_whether_a_missing_reason_is_one_by_another_name(

@@ -365,12 +365,16 @@ class OpenCode2(Catalogues2):
             stop.set()
         return True
 
-    async def _empty_inbox(self, session_id: SessionId) -> None:
-        """Take back prompts that the model was not given: the next turn would begin with them."""
+    async def _empty_inbox(self, session_id: SessionId, only: MessageId | None = None) -> None:
+        """Take back prompts that the model was not given, or ``only`` one of them.
+
+        The next prompt would run them as well.
+        """
         method, named = self.contract.first(INBOX)
         if self.contract.has("delete", f"{named}/{{}}"):
             path = _of(session_id, named)
-            for item in await self.data(Readable[Named2], method.upper(), path, urgent=True):
+            items = await self.data(Readable[Named2], method.upper(), path, urgent=True)
+            for item in (one for one in items if only in (None, one.id)):
                 with suppress(UpstreamNotFoundError):
                     await self.do("DELETE", f"{path}/{checked('msg', item.id)}", urgent=True)
 
@@ -631,7 +635,10 @@ class OpenCode2(Catalogues2):
             if idle >= (IDLE_LOOKS if self._leave_work(found[begin or 0 :]) else 1):
                 break
             await wait(stop, BACKGROUND_SECONDS)
-        return [] if begin is None else found[begin:]
+        if begin is None:  # it was not even begun, and its sender is told so
+            await self._empty_inbox(session_id, only=prompt_id)
+            return []
+        return found[begin:]
 
     async def _waits(self, session_id: SessionId, prompt_id: MessageId | None) -> bool:
         """Whether a prompt is in the inbox of a session still."""
