@@ -11,6 +11,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.types import MessageWithParts
 from opencode_a2a.tasks import open as open_tasks
+from opencode_a2a.turns import attempt
 from tests.support.answers import PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
 from tests.support.front import Serve, begin_held
@@ -184,6 +185,30 @@ async def test_a_task_that_is_stopped_inside_opencode_before_its_answer_is_inter
 
     ended = await caller.ended(begun.id)
     assert (ended.state, ended.error_type) == ("failed", "UPSTREAM_INTERRUPTED")
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.usefixtures("unanswered")
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_failure_before_the_answer_is_told_at_once(
+    caller: Caller, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "DRAIN_SECONDS", 3_600.0)
+    opencode.failure_without_answer = {
+        "name": "APIError",
+        "data": {"message": "no such model", "statusCode": 404},
+    }
+    hold = opencode.hold("message.part.updated")
+    begun = await caller.begin("hello")
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+    session = (await caller.get(begun.id)).session_id
+
+    async with httpx2.AsyncClient(base_url=opencode.url, trust_env=False) as http:
+        await http.post(f"/session/{session}/abort")
+
+    ended = await caller.ended(begun.id)
+    assert (ended.state, ended.error_type) == ("failed", "UPSTREAM_RESOURCE_NOT_FOUND")
 
 
 async def test_a_message_that_is_only_an_answer_is_refused(

@@ -127,7 +127,8 @@ class _Turn:
         answer = self._opencode.last_answer(self._session_id)
         told = [("session.error", {"error": error}), *_IDLE]
         if answer is None and self._opencode.stops_without_answer:
-            told = [*_IDLE]
+            failure = self._opencode.failure_without_answer
+            told = [*([("session.error", {"error": failure})] if failure else []), *_IDLE]
         if answer is not None:
             parts = [_dumped(part) for part in answer.parts if part.id in self._growing]
             for part in parts:
@@ -215,6 +216,8 @@ class FakeOpenCode:
         """The texts of prompts that are not taken."""
         self.stops_without_answer = False
         """Whether an answer that is stopped before it has begun is not stored, as in OpenCode 2."""
+        self.failure_without_answer: JsonObject | None = None
+        """Why it was stopped then."""
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self.failing_reply: asyncio.Event | None = None

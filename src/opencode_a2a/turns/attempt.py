@@ -576,10 +576,10 @@ class Attempt:
         addition = next((one for one in self._job.additions if one.call is call), None)
         if isinstance(error, UpstreamUnansweredError):
             # Stopped before the answer began. An event may still tell that the prompt was taken.
-            if not self._drained():
+            if self._reader.state.tree.last_error is None and not self._drained():
                 return []
             if addition is None and self._reader.state.messages.prompt_stored:
-                error = None
+                return await self._finish_or_continue()
         if error is None:
             return await self._finish_or_continue() if self._drained() else []
         if isinstance(error, UpstreamUnreachableError):
