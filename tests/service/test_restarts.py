@@ -865,6 +865,41 @@ async def test_a_queued_task_that_is_canceled_after_a_restart_does_not_stop_the_
 
 @pytest.mark.sqlite_only
 @pytest.mark.requirement("I7")
+async def test_a_task_that_was_being_canceled_is_stopped_before_the_next_of_its_session_begins(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, told = opencode.hold(count=2), asyncio.Event()
+
+    async def die(*_: object) -> None:
+        told.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 10)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        first = await caller.begin("one")
+        await hold.reached.wait()
+        async with caller.stream("two", context=first.context_id) as following:
+            await following.until(lambda update: "queue" in str(update.progress))
+        monkeypatch.setattr(OpenCode1, "abort_session", die)
+        canceling = asyncio.create_task(caller.ask("cancel", {"id": first.id}))
+        async with asyncio.timeout(60):
+            await told.wait()
+    monkeypatch.undo()
+    canceling.cancel()
+    await asyncio.gather(canceling, return_exceptions=True)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        ended = await caller.ended(first.id)
+        opencode.release()
+        later = await caller.ended(following.task.id)
+
+    assert (ended.state, ended.error_type) == ("canceled", None)
+    assert (later.state, opencode.texts) == ("completed", ["one", "two"])
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I7")
 async def test_a_cancel_in_the_moment_in_which_a_task_is_taken_up_stops_it_in_opencode(
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

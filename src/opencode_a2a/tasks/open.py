@@ -18,7 +18,6 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.cluster.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.config import LimitSettings
@@ -150,10 +149,6 @@ class OpenTask:
             await asyncio.shield(after)
             if self.ended:  # canceled meanwhile
                 return
-        if turn.recovered and turn.canceled:
-            # An earlier process was to stop it. OpenCode may be starting, too.
-            seconds = self._shared.settings.interrupts.cancel_abort_timeout_seconds
-            await wait(self._shared.feed.up, seconds)
         # That of the task, whoever's request or restart this context was copied from.
         trace, ids = self.log.trace, dict[str, str | None]()
         current_trace.set(trace)

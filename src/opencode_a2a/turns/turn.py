@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import structlog
 
+from opencode_a2a.bounds import wait
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
@@ -190,7 +191,7 @@ class Turn(Job):
         A turn that is canceled, or may not use the session any more, gets it as well, to be stopped
         there; but None if it is canceled while another turn runs in the session.
         """
-        shared, session = self.shared, prompted
+        shared, session, canceled_before = self.shared, prompted, self.canceled
         try:
             with self._cancelable():
                 # Before OpenCode is asked for anything, as in ``_bind_session_and_lock``.
@@ -199,14 +200,16 @@ class Turn(Job):
                 if shared.tools is not None:
                     await shared.tools.offer(session.location)
         except TurnCanceledError:
+            seconds = shared.settings.interrupts.cancel_abort_timeout_seconds
             if self._lock is None:
-                seconds = shared.settings.interrupts.cancel_abort_timeout_seconds
                 try:
                     async with asyncio.timeout(seconds):
                         await self._wait_for_lock(prompted.session_id, log)
                 except TimeoutError:  # another turn runs in it; an abort would stop that one
                     await self._end_unfollowed(log, Finished(Outcome.CANCELED, failure=UNCONFIRMED))
                     return None
+            if canceled_before:  # an earlier process was to stop it; OpenCode may be starting, too
+                await wait(shared.feed.up, seconds)
         except Exception as error:
             if self._lock is None:
                 raise
