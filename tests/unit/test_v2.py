@@ -1536,6 +1536,22 @@ async def test_a_yes_or_no_that_nobody_gave_is_not_sent(
     assert standin.sent[-1] == (reply, {"answer": {"q0": sent}})
 
 
+async def test_sessions_that_name_each_other_as_parents_are_all_busy(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    parents = {"ses_1": "ses_2", "ses_2": "ses_1"}
+    standin.answers |= {
+        "GET /api/session/active": {"data": {"ses_1": {}}},
+        "GET /api/shell": {"data": []},
+        **{
+            f"GET /api/session/{one}": {"data": {**SESSION, "id": one, "parentID": parent}}
+            for one, parent in parents.items()
+        },
+    }
+
+    assert set(await driver.session_status()) == {"ses_1", "ses_2"}
+
+
 async def test_a_turn_is_answered_and_stopped_although_no_more_calls_are_allowed(
     standin: Standin,
 ) -> None:

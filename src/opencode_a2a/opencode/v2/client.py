@@ -226,7 +226,10 @@ class OpenCode2(Catalogues2):
                 found_one = await self.data(Session2, "GET", _path(one), urgent=True)
                 self.parents[one] = found_one.parent_id
             parent = self.parents[one]
-            if parent is None:
+            if parent is None or parent in (
+                session_id,
+                *found,
+            ):  # no circle, whatever OpenCode says
                 return found
             found.append(parent)
             one = parent
