@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import psycopg
@@ -195,6 +195,10 @@ async def _owners(database: Database) -> dict[str, int | None]:
     return {row.name: row.owner for row in await database.read(replicas.upstreams)}
 
 
+async def _unavailable(*_: object) -> None:
+    raise StoreUnavailableError
+
+
 async def _run(database: Database, statement: str) -> None:
     await database.write(lambda connection: connection.execute(sa.text(statement)))
 
@@ -343,6 +347,31 @@ async def test_the_tasks_of_an_abandoned_opencode_end_although_the_replica_that_
     assert set(abandoned) == {"x"}
     assert while_it_lives == {"x": second.replica, "y": third.replica}
     assert afterwards == {"x": None, "y": third.replica}
+
+
+async def test_the_tasks_of_an_abandoned_opencode_end_although_nothing_can_be_read_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, take = stores.url(tmp_path), replicas.take_abandoned
+    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+        await _own(first, "x")
+        await _run(second, LONG_GONE)
+        ownership, _ = _ownership(second, "y")
+        with monkeypatch.context() as patch:
+
+            def take_and_fail(*given: Any) -> dict[str, LastOwner]:
+                patch.setattr(second, "read", _unavailable)
+                return take(*given)
+
+            patch.setattr(replicas, "take_abandoned", take_and_fail)
+            with suppress(StoreUnavailableError):
+                await ownership.start()
+        await ownership.look_and_act(second.replica or 0)
+        left = await _owners(second)
+        known = {row.name: row.state for row in second.census.upstreams}
+
+    assert left == {"x": None, "y": second.replica}
+    assert known["x"] == "lost"
 
 
 async def test_an_abandoned_opencode_is_left_to_whoever_lists_it_again_and_then_forgotten(

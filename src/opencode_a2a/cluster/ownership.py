@@ -272,7 +272,8 @@ class Ownership:
         me = self._database.replica
         if me is None:
             return
-        self._database.census = await self._census(me)
+        with suppress(StoreUnavailableError):  # what was known last will do
+            self._database.census = await self._census(me)
         names = self._listed_elsewhere().intersection(self._owned_last)
         await self._database.write(replicas.hand_over_and_unlist, me, names)
         self._database.notify("u")
@@ -513,11 +514,13 @@ class Ownership:
         taken = await self._database.write(replicas.take_abandoned, me, names)
         if not taken:
             return  # another replica does it
-        before = {row.name: row.state for row in self._database.census.upstreams}
+        census = self._database.census
+        before = {row.name: row.state for row in census.upstreams}
         if abandoned := [name for name in taken if before[name] != "lost"]:
             logger.error("OpenCodes abandoned: no replica lists them", upstreams=abandoned)
         # Before a task is seen to fail: its conversation can be continued in another OpenCode.
-        self._database.census = await self._census(me)
+        # Not read from the database, where it may fail: nobody else ends what this one has taken.
+        self._database.census = census.after_taking(taken, abandoned=True)
         self._database.notify("u")
         await self._work.recover(taken, ())
         await self._database.write_until_stored(replicas.hand_over, me, taken)

@@ -178,9 +178,10 @@ class Census:
             [row._replace(free=row.free or row.owner in gone) for row in self.upstreams],
         )
 
-    def after_taking(self, names: Collection[str]) -> "Census":
-        """Return it after this replica became the owner of some OpenCodes."""
-        mine = {"owner": self.me, "free": False}
+    def after_taking(self, names: Collection[str], *, abandoned: bool = False) -> "Census":
+        """Return it after this replica became the owner of some OpenCodes, to end their tasks if
+        they are abandoned."""
+        mine = {"owner": self.me, "free": False, **({"state": "lost"} if abandoned else {})}
         rows = [row._replace(**mine) if row.name in names else row for row in self.upstreams]
         return Census(self.me, self.live, rows)
 
