@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from opencode_a2a.net.egress import Egress
 from opencode_a2a.notices import targets
 from opencode_a2a.notices.targets import EmailTarget, Http, Note
 from opencode_a2a.notices.webpush import BrowserTarget, encode, point
-from opencode_a2a.push.notification import Away, Failed, Taken
+from opencode_a2a.push.notification import Away, Failed, Gone, Taken
 from opencode_a2a.store import subscriptions
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.subscriptions import SubscriptionRow
@@ -49,6 +49,28 @@ async def test_a_server_that_is_slow_is_there_and_one_that_takes_no_connection_i
     await http.aclose()
 
     assert outcomes == [Failed("timeout"), Away("timeout")]
+
+
+@pytest.mark.parametrize("status", [200, 410, 503])
+async def test_the_status_of_a_response_counts_although_its_body_does_not_come_in_time(
+    status: int,
+) -> None:
+    """The head comes just before the time is over."""
+    http = Http(BRIEF)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(BRIEF / 2)
+            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: 9\r\n\r\n" % status)
+            await reader.read()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, asyncio.timeout(30):
+        outcome = await http.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", b"")
+    await http.aclose()
+
+    assert outcome == {200: Taken(), 410: Gone("http_410"), 503: Failed("http_503")}[status]
 
 
 def email_target(port: int, seconds: float = BRIEF, **login: str) -> EmailTarget:

@@ -180,7 +180,7 @@ async def post(
 
     from opencode_a2a.net.http import read
 
-    reached = False
+    reached, receipt = False, None
 
     async def trace(step: str, _: object) -> None:
         nonlocal reached
@@ -191,14 +191,15 @@ async def post(
     sent = http.stream("POST", url, content=body, headers=headers, extensions={"trace": trace})
     try:
         async with asyncio.timeout(seconds), sent as response:
+            receipt = _receipt_of(response)  # whatever becomes of the rest
             if response.is_success:
                 with suppress(TimeoutError, httpx2.HTTPError):
                     async with asyncio.timeout(RESPONSE_SECONDS):
                         await read(response, RESPONSE_BYTES)
-            return _receipt_of(response)
+            return receipt
     # A host that is slow, or breaks off, is not away: the next notification may well arrive.
     except (TimeoutError, httpx2.TimeoutException):
-        return (Failed if reached else Away)("timeout")
+        return receipt or (Failed if reached else Away)("timeout")
     except HostNotFoundError:
         return Away("unknown_host")
     except EgressError:
@@ -207,7 +208,7 @@ async def post(
         cause: BaseException | None = error  # the client wraps the errors of TLS
         while cause is not None and not isinstance(cause, ssl.SSLError):
             cause = cause.__cause__ or cause.__context__
-        return (Failed if reached else Away)("unreachable" if cause is None else "tls")
+        return receipt or (Failed if reached else Away)("unreachable" if cause is None else "tls")
 
 
 def _receipt_of(response: "httpx2.Response") -> Receipt:
