@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.ids import SessionId
+from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.log.state import OPEN, TERMINAL
-from opencode_a2a.store import replicas, schema, webhooks
+from opencode_a2a.store import interrupts, replicas, schema, webhooks
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, make_engine
+from opencode_a2a.store.database import Database, Prepared, make_engine
 from opencode_a2a.store.schema import STEPS
 from tests.support import stores
 
@@ -131,9 +131,18 @@ def plans(connection: Connection) -> Generator[list[str]]:
         cursor.execute(f"{how} {statement}", values)
         explained.extend(str(row[-1]) for row in cursor.fetchall())
 
+    run = Prepared.run
+
+    def explain_and_run(prepared: Prepared, connection: Connection, *rows: Any) -> Any:
+        asked = run(Prepared(f"{how} {prepared.sql}"), connection, *rows[:1])
+        explained.extend(str(row[-1]) for row in asked.fetchall())
+        return run(prepared, connection, *rows)
+
     event.listen(connection, "before_cursor_execute", explain)
     try:
-        yield explained
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Prepared, "run", explain_and_run)
+            yield explained
     finally:
         event.remove(connection, "before_cursor_execute", explain)
 
@@ -142,7 +151,7 @@ KEPT = 5_000
 
 
 def keep_many(connection: Connection) -> None:
-    """Store many tasks that have ended, with a webhook and a link each, and one that is open."""
+    """Store many tasks that have ended, with what belongs to each, and one that is open."""
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {KEPT})"  # noqa: S608 - constants
     for statement in (
         "INSERT INTO tasks (id, principal, context_id, state, created_at, updated_at, status,"
@@ -150,6 +159,9 @@ def keep_many(connection: Connection) -> None:
         " CASE i WHEN 1 THEN 'working' ELSE 'completed' END, i, i, '', 'x' FROM n",
         "INSERT INTO webhooks (task_no, config_id, key, principal, version, url, acked, state,"
         " attempts) {} SELECT i, '', '', 'p', '1.0', '', 0, 'done', 0 FROM n",
+        "INSERT INTO interrupts (request_id, task_id, context_id, principal, type, asked,"
+        " expires_at, resolution) {} SELECT 'r' || i, 't' || i, 'c' || i, 'p', 'permission', '', i,"
+        " CASE i WHEN 1 THEN NULL ELSE 'once' END FROM n",
         "INSERT INTO links (principal, context_id, place, session_id, updated_at)"
         " {} SELECT 'p', 'c' || i, '', 's' || i, i FROM n",
     ):
@@ -164,12 +176,16 @@ def forget_logs(connection: Connection) -> int:
     return task_rows.forget_logs(connection, [*TERMINAL], KEPT, 5, webhooks.unread())
 
 
+TABLES = ("tasks", "webhooks", "links", "interrupts")
 LOOKS: dict[str, Callable[[Connection], object]] = {
     "open tasks of all": lambda connection: len(task_rows.load_open(connection)) == 1,
     "open tasks of some": lambda connection: len(task_rows.load_open(connection, ["x"])) == 1,
     "webhooks": lambda connection: webhooks.forget_last_changes(connection, ["x"]) is None,
     "due webhooks": lambda connection: webhooks.backlog(connection, None, KEPT).pending == 0,
     "changes": lambda connection: webhooks.note_changes(connection, {7: 1}),
+    "claims": lambda connection: webhooks.release_all(connection, None) is None,
+    "retries": lambda connection: webhooks.retried(connection, None) == set(),
+    "requests of one": lambda c: len(interrupts.pending(c, Principal("p"), "permission")) == 1,
     "logs": lambda connection: forget_logs(connection) == 1,
     "canceled": lambda connection: task_rows.unstopped(connection, "x", KEPT) == [],
     "links": lambda connection: task_rows.forget_session(connection, SessionId("s7")) is None,
@@ -199,7 +215,7 @@ async def test_what_is_looked_for_among_all_that_was_kept_is_found_by_an_index(
         found = await opened.write(look)
 
     large = {"sqlite": "SCAN {}", "postgresql": "Seq Scan on {}"}[database]
-    scans = [large.format(table) for table in ("tasks", "webhooks", "links")]
+    scans = [large.format(table) for table in TABLES]
     for name, explained in found.items():
         lines = [line for line in explained if any(scan in line for scan in scans)]
         # An index that has nothing but what is looked for may be read as a whole.

@@ -451,7 +451,7 @@ class Prepared:
     def __init__(self, sql: str, inserts: tuple[str, Mapping[str, str]] | None = None) -> None:
         """``inserts`` is the table into which rows are inserted, and the types of its columns, if
         that is worth the fastest way that the database has: see ``Engine.insert_rows``."""
-        self._text = sa.text(sql)
+        self.sql = sql
         self._inserts = inserts
         self._compiled: dict[str, str] = {}
         """The SQL by driver; all of them take the values by name."""
@@ -474,7 +474,8 @@ class Prepared:
         driver = connection.dialect.driver
         sql = self._compiled.get(driver)
         if sql is None:
-            sql = self._compiled[driver] = self._text.compile(dialect=connection.dialect).string
+            compiled = sa.text(self.sql).compile(dialect=connection.dialect)
+            sql = self._compiled[driver] = compiled.string
         if len(rows) == 1:
             cursor.execute(sql, rows[0])
         else:

@@ -158,8 +158,10 @@ _POSTPONE = Prepared(
     " WHERE no = :no AND claimed_by = :me"
 )
 _RELEASE = Prepared("UPDATE webhooks SET claimed_by = NULL WHERE no = :no AND claimed_by = :me")
+# What is claimed is active: the index of these is enough.
 _RELEASE_ALL = Prepared(
-    "UPDATE webhooks SET claimed_by = NULL, next_at = NULL WHERE claimed_by = :me"
+    "UPDATE webhooks SET claimed_by = NULL, next_at = NULL"
+    " WHERE claimed_by = :me AND state = 'active'"
 )
 _RETRIED = Prepared(
     "SELECT no FROM webhooks WHERE claimed_by = :me AND state = 'active' AND failing_since IS NULL"
