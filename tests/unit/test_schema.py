@@ -162,6 +162,7 @@ def keep_many(connection: Connection) -> None:
         "INSERT INTO interrupts (request_id, task_id, context_id, principal, type, asked,"
         " expires_at, resolution) {} SELECT 'r' || i, 't' || i, 'c' || i, 'p', 'permission', '', i,"
         " CASE i WHEN 1 THEN NULL ELSE 'once' END FROM n",
+        "INSERT INTO entries (task_no, first_seq, last_seq, data) {} SELECT 1, i, i, '' FROM n",
         "INSERT INTO links (principal, context_id, place, session_id, updated_at)"
         " {} SELECT 'p', 'c' || i, '', 's' || i, i FROM n",
     ):
@@ -176,7 +177,7 @@ def forget_logs(connection: Connection) -> int:
     return task_rows.forget_logs(connection, [*TERMINAL], KEPT, 5, webhooks.unread())
 
 
-TABLES = ("tasks", "webhooks", "links", "interrupts")
+TABLES = ("tasks", "webhooks", "links", "entries", "interrupts")
 LOOKS: dict[str, Callable[[Connection], object]] = {
     "open tasks of all": lambda connection: len(task_rows.load_open(connection)) == 1,
     "open tasks of some": lambda connection: len(task_rows.load_open(connection, ["x"])) == 1,

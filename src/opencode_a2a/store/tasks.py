@@ -374,11 +374,21 @@ def forget_logs(
 
     A log is kept while the condition ``unread`` holds for the row of its task.
     """
-    # There are far fewer tasks with a log than tasks.
-    logged = tasks.c.no.in_(sa.select(entries.c.task_no))
+    # There are far fewer tasks with a log than tasks, and fewer still than rows of logs. So the
+    # next task with a log is looked up again and again, and no further than ``limit`` demands: of
+    # 20,000 logs of 80 rows, 500 are found in 5 ms, and none in 20 (SQLite) or 85 ms (PostgreSQL),
+    # where the index of all rows took 60 or 180 ms each time.
+    first = sa.select(sa.func.min(entries.c.task_no).label("no"))
+    logged = first.cte("logged", recursive=True)
+    following = sa.select(sa.func.min(entries.c.task_no)).where(entries.c.task_no > logged.c.no)
+    logged = logged.union_all(
+        sa.select(following.scalar_subquery()).where(logged.c.no.is_not(None))
+    )
     ended = tasks.c.updated_at < before, tasks.c.state.in_(states)
-    query = sa.select(tasks.c.no).where(logged, *ended, ~unread).limit(limit)
-    numbers = list(connection.scalars(query))
+    # Not a join, nor EXISTS: SQLite would find all of them first, and PostgreSQL read all tasks.
+    own = sa.select(tasks.c.no).where(tasks.c.no == logged.c.no, *ended, ~unread)
+    found = sa.select(logged.c.no).where(own.scalar_subquery() == logged.c.no).limit(limit)
+    numbers = list(connection.scalars(found))
     connection.execute(entries.delete().where(entries.c.task_no.in_(numbers)))
     return len(numbers)
 
