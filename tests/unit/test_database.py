@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from sqlalchemy import event
 from opencode_a2a.databases import KINDS
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
+from opencode_a2a.store import database as database_module
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, engine_of, make_engine
-from opencode_a2a.store.engine import DatabaseError
+from opencode_a2a.store.engine import DatabaseError, WriteResult
 from opencode_a2a.store.schema import STEPS, version
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
@@ -156,6 +158,39 @@ async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone(
 
         assert results[0] == results[2] == "done"
         assert isinstance(results[1], LookupError)
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("late", [True, False], ids=["before the commit", "just after it"])
+async def test_a_write_whose_caller_was_cancelled_is_told_of_once_it_is_committed(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, gate, deliver = list[int](), threading.Event(), database_module._deliver  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # what the writer thread calls
+
+    def write(connection: sa.Connection) -> int:
+        gate.wait()
+        return select_version(connection)
+
+    async with Database(stores.url(tmp_path)) as database, asyncio.timeout(60):
+        writing = asyncio.create_task(database.write_in_time(write, told.append))
+        await asyncio.sleep(0)
+        if late:
+            writing.cancel()
+        else:
+
+            def deliver_and_cancel(results: list[WriteResult]) -> None:
+                deliver(results)
+                writing.cancel()
+
+            monkeypatch.setattr(database_module, "_deliver", deliver_and_cancel)
+            gate.set()
+        await asyncio.wait([writing])
+        gate.set()
+        monkeypatch.undo()
+        await database.write(select_version)
+
+    assert writing.cancelled()
+    assert told == [len(STEPS)]
 
 
 @pytest.mark.both_databases(stores.OLDER)

@@ -21,7 +21,8 @@ The life of a write:
 5. A caller of ``write`` waits no longer than ``Engine.patience``. A function that the writer thread
    has not begun by then never runs. Of one that has begun, nobody knows yet whether it will be
    committed, and so its caller waits on. A caller of ``write_in_time`` has its error now, and its
-   ``on_late_commit`` is called with the result if there was a commit after all.
+   ``on_late_commit`` is called with the result if there was a commit after all; also if the caller
+   was canceled.
 """
 
 import asyncio
@@ -267,7 +268,7 @@ class Database:
     ) -> T:
         """Write, but never wait longer than ``Engine.patience``.
 
-        If this raises StoreUnavailableError, ``fn`` may still be committed later;
+        If this raises StoreUnavailableError, or is canceled, ``fn`` may still be committed later;
         ``on_late_commit`` is then called with its result. ``lock_order`` is that of
         ``PendingWrite``.
         """
@@ -288,6 +289,13 @@ class Database:
                         late = TimeoutError(f"no answer in {patience:.0f} s")
                         raise self._unavailable(operation, late)
             return await call.done
+        except asyncio.CancelledError:
+            # The result is for ``on_late_commit``; it may have come just now.
+            if call.on_late_commit is not None:
+                call.done.cancel()
+                if not call.done.cancelled() and call.done.exception() is None:
+                    call.on_late_commit(call.done.result())
+            raise
         except (TypeError, ValueError, OverflowError) as error:  # of the driver, or of an encoder
             raise UnstorableError(cause(error)) from error
         except self._engine.failures as error:
