@@ -146,6 +146,9 @@ class Ownership:
         """The loops that look at the database, and take and give up OpenCodes."""
         self._commits: dict[int, tuple[int, float]] = {}
         """The commits of each replica, and since when this one has seen no more of them."""
+        self._away: dict[str, float] = {}
+        """Since when this replica has seen that no live owner reaches an OpenCode, by name. Not as
+        the table has it: the clock of the database is another one after a failover."""
         self._promised: bool | None = False
         """Whether others may go by the short lease of this replica; None if they may or may not
         have been told."""
@@ -303,10 +306,13 @@ class Ownership:
         await self._publish(me)
         for ownership in self._to_give_up(census, this_replica):
             await self._give_up(me, ownership)
+        now, lost_seconds = self._now(), self._fleet.lost_seconds
+        self._away = {r.name: self._away.get(r.name, now) for r in census.upstreams if r.away}
         self._note_free(census)
         if names := self._to_own(census, this_replica):
             await self._become_owner(census, names)
-        if names := census.abandoned(self._fleet.lost_seconds):
+        long_away = [name for name, since in self._away.items() if now - since >= lost_seconds]
+        if lost_seconds > 0 and (names := census.abandoned(long_away)):
             await self._end_abandoned(me, names)
         metrics.UPSTREAMS_UNOWNED.set(self._database.census.unowned)
 
@@ -440,16 +446,14 @@ class Ownership:
         if not taken:
             return
         self._database.census = census.after_taking(taken)
-        before = {row.name: row for row in census.upstreams}
         for last_owner in taken.values():
             metrics.TAKEOVERS.labels(last_owner).inc()
         with metrics.TAKEOVER_SECONDS.time():
             await self._begin(taken)
         for name in taken:
-            if away := before[name].away_seconds:
-                # Its earlier owners could not reach it either; but this one has to try.
-                longest = self._fleet.lost_seconds - UNREACHED_SECONDS
-                self._fleet.members[name].away_since = self._now() - max(0.0, min(away, longest))
+            # Its earlier owners could not reach it either; but this one has to try.
+            now, longest = self._now(), self._fleet.lost_seconds - UNREACHED_SECONDS
+            self._fleet.members[name].away_since = min(now, max(self._away[name], now - longest))
         self._database.notify("u")
 
     async def _begin(self, taken: Mapping[str, LastOwner]) -> None:

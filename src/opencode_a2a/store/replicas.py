@@ -82,10 +82,13 @@ class UpstreamRow(NamedTuple):
     max_turns: int
     """0: no limit."""
     open_tasks: int = 0
-    away_seconds: float | None = None
-    """How long no live owner has reached it; None while one does."""
     free: bool = False
     """Whether it has no live owner."""
+
+    @property
+    def away(self) -> bool:
+        """Whether no live owner reaches it."""
+        return self.free or self.state != "up"
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,8 @@ class Census:
         """How many OpenCodes have no live owner, without those that were given up for lost."""
         return sum(row.free and row.state != "lost" for row in self.upstreams)
 
-    def abandoned(self, seconds: float) -> list[str]:
-        """Return the OpenCodes that no live replica lists, and that were away for so long.
+    def abandoned(self, long_away: Collection[str]) -> list[str]:
+        """Return the OpenCodes that no live replica lists, of those that were away for too long.
 
         One that was abandoned before is abandoned again if the replica that ended its tasks is
         gone before it was done.
@@ -162,12 +165,8 @@ class Census:
         return [
             row.name
             for row in self.upstreams
-            if row.free and not self.listings[row.name] and seconds > 0
-            if (
-                row.owner is not None
-                if row.state == "lost"
-                else row.away_seconds is not None and row.away_seconds >= seconds
-            )
+            if row.free and not self.listings[row.name]
+            if (row.owner is not None if row.state == "lost" else row.name in long_away)
         ]
 
     def without(self, gone: Collection[int]) -> "Census":
@@ -191,13 +190,9 @@ _LIVE = sa.text(
     " extract(epoch FROM clock_timestamp() - seen)::float8 AS silent_seconds"
     " FROM replicas WHERE gone IS NULL ORDER BY no"
 )
-# An owner that left it up reached it until it was declared gone. The row of an owner is missing if
-# an earlier program has deleted it.
+# The row of an owner is missing if an earlier program has deleted it.
 _UPSTREAMS = sa.text(
     "SELECT u.name, u.owner, u.state, u.drain, u.serves, u.room, u.tasks,"
-    " extract(epoch FROM clock_timestamp()"
-    " - CASE WHEN u.state = 'up' AND r.no IS NOT NULL THEN r.gone ELSE u.changed END)::float8"
-    " AS away_seconds,"
     " r.no IS NULL OR r.gone IS NOT NULL AS free"
     " FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner ORDER BY u.name"
 )
@@ -302,7 +297,6 @@ def upstreams(connection: Connection) -> list[UpstreamRow]:
             directories=_names(row.serves),
             max_turns=row.room,
             open_tasks=row.tasks,
-            away_seconds=row.away_seconds,
             free=row.free,
         )
         for row in connection.execute(_UPSTREAMS)
