@@ -219,6 +219,28 @@ async def test_a_defect_of_the_owner_tells_nothing(offices: Offices) -> None:
     assert "secret" not in raised.value.message
 
 
+@pytest.mark.parametrize("fails", ["dump_error", "store_reply"])
+async def test_a_reply_that_cannot_be_stored_is_told_as_a_defect(
+    fails: str, offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = offices
+    await b.own("x")
+    within = module if fails == "dump_error" else module.mail
+    call = getattr(within, fails)
+
+    def fail_once(*given: Any) -> Any:
+        monkeypatch.setattr(within, fails, call)
+        raise TypeError("no JSON")
+
+    async def refuse(upstream: str, body: bytes) -> bytes:
+        raise UpstreamNotFoundError
+
+    b.mailbox.handlers["echo"] = refuse
+    monkeypatch.setattr(within, fails, fail_once)
+    with pytest.raises(InternalError):
+        await a.ask("x")
+
+
 async def test_what_only_a_later_version_knows_is_refused_in_plain_words(offices: Offices) -> None:
     a, b, _ = offices
     await b.own("x")

@@ -224,25 +224,28 @@ class Mailbox:
     async def _reply_to(self, me: int, row: MailRow) -> None:
         """Carry out a call as if it had come to this replica, and store the reply."""
         try:
-            handler = self.handlers.get(row.kind)
-            if handler is None:
-                raise OtherVersionError
-            reply = _DONE + await handler(row.upstream, row.body)
-        except MovedError as moved:
-            upstream, begun = moved.upstream, moved.begun
-            await asyncio.sleep(RETURN_SECONDS)
-            if await self._database.write_until_stored(
-                mail.give_back, row.no, me, upstream, PATIENCE_SECONDS, begun=begun
-            ):
-                self._database.notify("m")
-                return
-            reply = _FAILED + dump_error(MaybeRunError() if row.begun else NotRunError())
-        except ServiceError as error:
-            reply = _FAILED + dump_error(error)
-        except Exception:
+            try:
+                handler = self.handlers.get(row.kind)
+                if handler is None:
+                    raise OtherVersionError
+                reply = _DONE + await handler(row.upstream, row.body)
+            except MovedError as moved:
+                upstream, begun = moved.upstream, moved.begun
+                await asyncio.sleep(RETURN_SECONDS)
+                if await self._database.write_until_stored(
+                    mail.give_back, row.no, me, upstream, PATIENCE_SECONDS, begun=begun
+                ):
+                    self._database.notify("m")
+                    return
+                reply = _FAILED + dump_error(MaybeRunError() if row.begun else NotRunError())
+            except ServiceError as error:
+                reply = _FAILED + dump_error(error)
+            stored = await self._database.write_until_stored(mail.store_reply, row.no, me, reply)
+        except Exception:  # also what cannot be stored: its caller waits while this replica lives
             logger.exception("a call of another replica failed", kind=row.kind)
             reply = _FAILED + dump_error(InternalError())
-        if await self._database.write_until_stored(mail.store_reply, row.no, me, reply):
+            stored = await self._database.write_until_stored(mail.store_reply, row.no, me, reply)
+        if stored:
             self._database.tell_all(f"r,{row.no}")
 
 
