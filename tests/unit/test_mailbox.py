@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.clock import now_ms
 from opencode_a2a.cluster import mailbox as module
 from opencode_a2a.cluster.fleet import Fleet, Here, Member, MovedError, There
 from opencode_a2a.cluster.mailbox import (
@@ -26,7 +27,7 @@ from opencode_a2a.cluster.mailbox import (
     dump_error,
     load_error,
 )
-from opencode_a2a.config import UpstreamEntry, load
+from opencode_a2a.config import LimitSettings, PushSettings, UpstreamEntry, load
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     BudgetExhaustedError,
@@ -44,15 +45,20 @@ from opencode_a2a.errors import (
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher, MethodRequest
-from opencode_a2a.ids import Caller, MessageId, ModelRef, Principal, SessionId, TaskId
+from opencode_a2a.ids import Caller, ContextId, MessageId, ModelRef, Principal, SessionId, TaskId
+from opencode_a2a.log.log import LogWriter
+from opencode_a2a.log.state import Accepted, TaskRef, TaskState, dump_entries
 from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing, TurnRequest
 from opencode_a2a.opencode.upstream import OpenCodeServer
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store import replicas
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
 from opencode_a2a.store.mail import SentRow
 from opencode_a2a.store.replicas import MAIL_FORMAT, Census
+from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.tasks import service as service_module
 from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.service import NewWebhook, TaskName, TaskService, WebhookName
 from opencode_a2a.tasks.webhooks import Webhooks
@@ -745,6 +751,54 @@ async def test_an_opencode_is_given_up_when_nobody_holds_it(offices: Offices) ->
             raise AssertionError
     assert await call.run(Here(member), 2) == -1  # it was placed before that
     assert fleet.where("x") == There("x")
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_call_that_nobody_runs_although_it_belongs_here_is_given_up(
+    begun: bool, offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, _ = offices
+    fleet, number, runs = fleet_of(a.database, owned=True), TypeAdapter(int), list[int]()
+
+    async def find_nothing(member: Member, given: int) -> int:
+        runs.append(given)
+        raise MovedError(member.name, begun=begun)
+
+    monkeypatch.setattr(module, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
+    mailbox = Mailbox(a.database, list)
+    call = OwnerCall(mailbox, "find", fleet, find_nothing, lambda: number, lambda: number)
+    with pytest.raises(UpstreamUnreachableError) as raised:
+        async with asyncio.timeout(60):
+            await call.run(Here(fleet.first), 1)
+
+    assert type(raised.value) is (MaybeRunError if begun else NotRunError)
+    assert 1 < len(runs) < 6
+
+
+async def test_the_cancel_of_a_task_that_its_owner_does_not_run_is_refused(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, _ = offices
+    fleet, webhooks = fleet_of(a.database, owned=True), Webhooks(a.database, PushSettings())
+    await a.own("x")
+    tasks = TaskService(a.database, LogWriter(a.database), fleet, LimitSettings(), webhooks)
+    state = TaskState(TaskRef(TaskId("t"), ContextId("c"), Principal("ann"), None, now_ms()))
+    accepted = dump_entries([state.apply(Accepted(Message("m", "user", [])), now_ms())])
+    status = orjson.dumps(state.status)
+    row = TaskRow("t", "ann", "c", state.status.state, 0, 0, status, upstream="x")
+
+    def store(connection: Connection) -> None:
+        no = task_rows.add_task(connection, row)
+        task_rows.append(connection, [Segment(no, 1, 1, accepted)], [])
+
+    await a.database.write(store)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "PATIENCE_SECONDS", 0.1)
+
+    with pytest.raises(NotRunError):
+        async with asyncio.timeout(10):
+            await tasks.cancel(Principal("ann"), "t")
 
 
 async def test_calls_are_declared_once_and_before_the_mailbox_runs(offices: Offices) -> None:

@@ -336,7 +336,12 @@ class OwnerCall(Generic[A, R]):
         mailbox.register(kind, self._run_forwarded)
 
     async def run(self, where: Where, arguments: A, *, begun: bool = False) -> R:
-        """Run the call where it belongs; ``begun`` says that it was begun before."""
+        """Run the call where it belongs; ``begun`` says that it was begun before.
+
+        If it belongs here and yet nobody runs it here, as a task that is just being stored, it is
+        tried again for a while.
+        """
+        until: float | None = None
         while not isinstance(where, There):
             held = nullcontext()
             if isinstance(where, Here):
@@ -345,7 +350,13 @@ class OwnerCall(Generic[A, R]):
                 async with held:
                     return await self._handler(where.member, arguments)
             except MovedError as moved:
-                where, begun = self._fleet.where(moved.upstream), begun or moved.begun
+                before, where = where, self._fleet.where(moved.upstream)
+                begun = begun or moved.begun
+                if where == before:
+                    until = until or time.monotonic() + PATIENCE_SECONDS
+                    if time.monotonic() > until:
+                        raise (MaybeRunError if begun else NotRunError) from None
+                    await asyncio.sleep(RETURN_SECONDS)
         return await self.run_at_owner(where.upstream, arguments, begun=begun)
 
     async def _run_forwarded(self, upstream: str, body: bytes) -> bytes:

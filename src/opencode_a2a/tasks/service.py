@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.cluster.fleet import Fleet, Member
+from opencode_a2a.cluster.fleet import Fleet, Member, MovedError
 from opencode_a2a.cluster.mailbox import PATIENCE_SECONDS, Mailbox, OwnerCall, SessionSearch
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
@@ -33,7 +33,7 @@ from opencode_a2a.ids import Principal
 from opencode_a2a.log.log import LogReader, LogWriter, ReadableLog
 from opencode_a2a.log.remote import RemoteLogs
 from opencode_a2a.log.state import Cursor, Query, State, TaskState
-from opencode_a2a.log.stored import readable_tasks
+from opencode_a2a.log.stored import readable_tasks, state_of
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
@@ -283,15 +283,20 @@ class TaskService:
         return state
 
     async def _order_to_stop(self, _: Member, named: TaskName) -> None:
-        """Order a task to stop, if it has not ended meanwhile."""
+        """Order a task to stop, if it has not ended meanwhile; raise MovedError if it runs
+        elsewhere."""
         task = self.open.of(named.principal, named.task_id)
-        if task is not None:
-            # Without a database the cancel is refused at once, and the turn still runs.
-            await self._database.check_writable()
-            ROUTINE.info("cancel requested", task_id=named.task_id, principal=named.principal)
-            await task.cancel()
-            # For 2.0, until 3.0: such a replica reads the task as soon as it has the reply.
-            await task.log.until_ended()
+        if task is None:
+            row = await self.open.row(named.principal, named.task_id)
+            if not state_of(row).terminal:
+                raise MovedError(row.upstream)
+            return
+        # Without a database the cancel is refused at once, and the turn still runs.
+        await self._database.check_writable()
+        ROUTINE.info("cancel requested", task_id=named.task_id, principal=named.principal)
+        await task.cancel()
+        # For 2.0, until 3.0: such a replica reads the task as soon as it has the reply.
+        await task.log.until_ended()
 
     async def _end_unowned(self, principal: Principal, task_id: str) -> bool:
         """Cancel a task whose OpenCode has no live owner; return whether it has ended now."""
