@@ -171,6 +171,20 @@ async def browsers(*receivers: Receiver) -> AsyncGenerator[tuple[Database, Brows
         await target.aclose()
 
 
+async def test_a_subscription_that_is_refused_ends_no_other_of_the_same_browser() -> None:
+    async with browsers() as (database, _):
+        row = SubscriptionRow("https://push.example/1", "me", "key", "secret", 0)
+        await database.write(subscriptions.put, row, 1)
+        await database.write(subscriptions.put, replace(row, endpoint="2", principal="other"), 1)
+        taken = await database.write(subscriptions.put, replace(row, principal="other"), 1)
+        kept = await database.read(subscriptions.of_principal, "me")
+        renewed = await database.write(subscriptions.put, replace(row, public_key="new"), 1)
+        found = await database.read(subscriptions.of_principal, "me")
+
+    assert (taken, kept) == (False, [row])
+    assert (renewed, found) == (True, [replace(row, public_key="new")])
+
+
 async def test_a_browser_that_wants_no_more_is_no_reason_to_tell_the_others_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

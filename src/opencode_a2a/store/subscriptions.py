@@ -28,11 +28,12 @@ _COLUMNS = [subscriptions.c[field.name] for field in fields(SubscriptionRow)]
 def put(connection: Connection, row: SubscriptionRow, most: int) -> bool:
     """Store a subscription in place of an earlier one of the same browser.
 
-    False if the principal has too many.
+    False if the principal has too many; then nothing changes.
     """
-    connection.execute(subscriptions.delete().where(subscriptions.c.endpoint == row.endpoint))
-    if len(of_principal(connection, row.principal)) >= most:
+    others = [o for o in of_principal(connection, row.principal) if o.endpoint != row.endpoint]
+    if len(others) >= most:
         return False
+    connection.execute(subscriptions.delete().where(subscriptions.c.endpoint == row.endpoint))
     connection.execute(subscriptions.insert().values(asdict(row)))
     return True
 
