@@ -149,6 +149,25 @@ async def test_mails_that_wait_for_a_slow_server_do_not_make_it_one_that_is_away
     assert set(outcomes) == {Failed("timeout")}
 
 
+async def test_a_mail_for_which_no_thread_can_begin_takes_the_place_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(targets, "SMTP_THREADS", 1)
+    async with mail_server() as server:
+        target = email_target(server.port, seconds=10.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                await target.send("", NOTE)
+        async with asyncio.timeout(10):
+            outcome = await target.send("", NOTE)
+
+    assert outcome == Taken()
+
+
 async def test_a_password_that_smtp_cannot_carry_is_a_refused_login() -> None:
     async with mail_server() as server:
         target = email_target(server.port, username="agent", password="pässword")  # noqa: S106 - of a test

@@ -265,7 +265,11 @@ class EmailTarget:
                 loop.call_soon_threadsafe(end, error)
 
         # Not in a pool of the loop, whose threads are waited for at the end of the process.
-        threading.Thread(target=run, name="smtp", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="smtp", daemon=True).start()
+        except RuntimeError:  # there are too many
+            self._room.release()
+            raise
         await delivered
 
     def _deliver(self, mail: _Mail) -> None:
