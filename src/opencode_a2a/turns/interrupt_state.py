@@ -93,7 +93,31 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class Interrupt:
-    """A permission or question on whose answer OpenCode waits."""
+    """A permission or question on whose answer OpenCode waits.
+
+    Its answers; what sets and reads them is in ``WorkInterrupts``, apart from ``judge_end`` and
+    ``accepts`` here:
+
+    =======  ===================================  ======================  =========================
+    field    set                                  cleared                 read
+    =======  ===================================  ======================  =========================
+    due      ``_make_due``: a rule, a grant, or   never, but only the     ``_answer_due``
+             the dismissal of a question          stage DUE has it read
+    joint    ``answer``, once it is stored        never                   ``judge_end``
+    given    ``_give``, just before it is sent;   ``_replace_refused``;   ``_answer_due``,
+             ``restore``; ``answer``, if its      ``_give`` puts the      ``accepts``, ``repeat``,
+             sender leaves before that            earlier one back if     ``judge_end``,
+                                                  OpenCode does not know  ``_give_and_confirm``,
+                                                  the request             ``_close_interrupt``
+    counted  ``_close_interrupt``, which settles  never                   ``_wait_confirmed``,
+             it                                                           ``_give_and_confirm``,
+                                                                          ``repeat``
+    implied  ``_note_implied``, with the answer   ``_give`` of the        ``judge_end``, ``_give``,
+             to another; ``_ask`` and             other, if OpenCode      ``_give_and_confirm``
+             ``refuse_all``, when a person has    never got its "always"
+             the turn stopped
+    =======  ===================================  ======================  =========================
+    """
 
     asked: Interrupted
     asker: Asker
