@@ -177,6 +177,10 @@ def forget_logs(connection: Connection) -> int:
     return task_rows.forget_logs(connection, [*TERMINAL], KEPT, 5, webhooks.unread())
 
 
+def pending(connection: Connection, principal: Principal | None) -> int:
+    return len(interrupts.pending(connection, principal, "permission", ["r1", "r2", "r3"]))
+
+
 TABLES = ("tasks", "webhooks", "links", "entries", "interrupts")
 LOOKS: dict[str, Callable[[Connection], object]] = {
     "open tasks of all": lambda connection: len(task_rows.load_open(connection)) == 1,
@@ -186,7 +190,8 @@ LOOKS: dict[str, Callable[[Connection], object]] = {
     "changes": lambda connection: webhooks.note_changes(connection, {7: 1}),
     "claims": lambda connection: webhooks.release_all(connection, None) is None,
     "retries": lambda connection: webhooks.retried(connection, None) == set(),
-    "requests of one": lambda c: len(interrupts.pending(c, Principal("p"), "permission")) == 1,
+    "requests": lambda connection: pending(connection, None) == 1,
+    "requests of one": lambda connection: pending(connection, Principal("p")) == 1,
     "logs": lambda connection: forget_logs(connection) == 1,
     "canceled": lambda connection: task_rows.unstopped(connection, "x", KEPT) == [],
     "links": lambda connection: task_rows.forget_session(connection, SessionId("s7")) is None,

@@ -1,6 +1,6 @@
 """Queries of interrupts. A row keeps the deadline over a restart, and stays as a record."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import sqlalchemy as sa
@@ -124,11 +124,15 @@ def left(connection: Connection) -> Sequence[InterruptRow]:
 
 
 def pending(
-    connection: Connection, principal: Principal | None, kind: str
+    connection: Connection, principal: Principal | None, kind: str, among: Collection[str]
 ) -> Sequence[InterruptRow]:
-    """Return the pending interrupts of a principal or of all, the most urgent first."""
+    """Return those among some interrupts that are pending, of a principal or of all.
+
+    The most urgent come first.
+    """
     mine = sa.true() if principal is None else interrupts.c.principal == principal
-    return _select(connection, mine, interrupts.c.resolution.is_(None), interrupts.c.type == kind)
+    asked = (interrupts.c.type == kind, interrupts.c.request_id.in_(among))
+    return _select(connection, mine, interrupts.c.resolution.is_(None), *asked)
 
 
 def _select(connection: Connection, *where: ColumnElement[bool]) -> list[InterruptRow]:

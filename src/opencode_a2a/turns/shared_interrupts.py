@@ -187,7 +187,7 @@ class SharedInterrupts:
 
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
         """Return the interrupts that a principal is asked now, or everybody; most urgent first."""
-        found = await self._database.read(interrupt_rows.pending, principal, kind)
+        found = await self._database.read(interrupt_rows.pending, principal, kind, [*self.open])
         waiting = (self.open.get(RequestId(row.request_id)) for row in found)
         return [one for one in waiting if one is not None and one.waits]
 
