@@ -108,7 +108,8 @@ class Interrupt:
              ``restore``; ``answer``, if its      ``_give`` puts the      ``accepts``, ``repeat``,
              sender leaves before that            earlier one back if     ``judge_end``,
                                                   OpenCode does not know  ``_give_and_confirm``,
-                                                  the request             ``_close_interrupt``
+                                                  the request             ``_close_interrupt``,
+                                                                          ``_wait_confirmed``
     counted  ``_close_interrupt``, which settles  never                   ``_wait_confirmed``,
              it                                                           ``_give_and_confirm``,
                                                                           ``repeat``
