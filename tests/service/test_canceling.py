@@ -1,6 +1,8 @@
 """Canceling a task, and failing one: what runs for it in OpenCode is stopped."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -12,10 +14,12 @@ from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.driver import HERE, Location
 from opencode_a2a.opencode.reader import TurnReader
 from opencode_a2a.opencode.types import SessionStatus, StatusBusy
+from opencode_a2a.turns import attempt
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
-from tests.support.front import Serve, begin_held
+from tests.support.forward import Line
+from tests.support.front import Serve, begin_held, started
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -157,6 +161,58 @@ async def test_a_session_that_does_not_stop_is_not_aborted_without_a_pause(
 
     assert canceled.state == "canceled"
     assert 2 <= len(aborts) <= 7
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I7")
+@pytest.mark.parametrize(
+    ("call", "recording"),
+    [
+        ("session_status", "plain-text"),  # is it still at work?
+        ("messages", "plain-text"),  # were events lost?
+        ("messages", "permission-once"),  # what does it ask for?
+        ("reply_permission", "permission-once"),
+    ],
+)
+async def test_a_cancel_does_not_wait_for_an_opencode_that_hangs(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    recording: str,
+) -> None:
+    """A process that was stopped keeps its connections, and never answers."""
+    monkeypatch.setattr(attempt, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(InterruptSettings, "cancel_abort_timeout_seconds", 0.5)
+    asked, ask = asyncio.Event(), getattr(OpenCode1, call)
+    async with (
+        FakeOpenCode(tmp_path_factory.mktemp("workspace")).running() as opencode,
+        Line("127.0.0.1", int(opencode.url.rpartition(":")[2])) as line,
+    ):
+
+        async def hang(*given: Any, **more: Any) -> Any:
+            if not asked.is_set():
+                line.passing.clear()
+                asyncio.get_running_loop().call_later(0.1, asked.set)  # it has been sent
+            return await ask(*given, **more)
+
+        monkeypatch.setattr(OpenCode1, call, hang)
+        opencode.play(recording)
+        opencode.hold()
+        settings = {
+            "OPENCODE_BASE_URL": f"http://127.0.0.1:{line.port}",
+            "A2A_PERMISSION_RULES": '[{"permission": "bash", "action": "allow"}]',
+        }
+        async with started(opencode, tmp_path, **settings) as service:
+            caller = Caller(service)
+            task = await caller.begin("hello")
+            async with asyncio.timeout(60):
+                await asked.wait()
+            async with asyncio.timeout(10):
+                canceled = await caller.cancel(task.id)
+
+    assert canceled.state == "canceled"
+    assert "did not confirm in time" in canceled.said
 
 
 @pytest.mark.sqlite_only

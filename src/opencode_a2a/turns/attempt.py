@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from opencode_a2a.bounds import wait
+from opencode_a2a.bounds import StoppedError, wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
@@ -332,12 +332,10 @@ class Attempt:
             if not session.named and not self._reader.state.messages.prompt_stored:
                 raise SessionGoneError from None
             return self._reader.finish(None, failure=GONE)
-        except StoreUnavailableError:
-            return []
+        except (StoppedError, StoreUnavailableError):
+            return []  # whoever cancels the turn has woken it
         except UpstreamError as error:
             logger.warning("could not read OpenCode's state; will retry", error=error.message)
-            if self._job.canceled:
-                return _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
             if (failure := self._limits.silence) is not None:
                 return self._reader.finish(None, failure=failure)
             return []
@@ -415,7 +413,8 @@ class Attempt:
         session, limits = self._session, self._limits
         session_id, since = session.session_id, max(limits.heard, limits.reconcile_required)
         snapshots, message_id = self._shared.snapshots, self._job.request.user_message_id
-        stored = await snapshots.read(session_id, message_id, session.location, since)
+        with self._job.stop.ends_waits():
+            stored = await snapshots.read(session_id, message_id, session.location, since)
         known = any(message.info.id == message_id for message in stored.messages)
         if not known and self._prompts.latest is None:
             return await self._send_unsent_prompt()
@@ -431,10 +430,11 @@ class Attempt:
             # The list may be older than the messages, from before the turn began. It is asked for
             # again: a turn that is stored now, in a session that is idle afterwards, has ended.
             try:
-                statuses = await snapshots.statuses.of(session.location, limits.now())
+                with self._job.stop.ends_waits():
+                    statuses = await snapshots.statuses.of(session.location, limits.now())
                 if session_id not in statuses:
                     events += await self._finish_or_continue()
-            except ServiceError:
+            except (StoppedError, ServiceError):
                 # The reader counts the events as emitted and will not repeat them.
                 if not events:
                     raise
@@ -462,7 +462,8 @@ class Attempt:
             self._children_unread, read = False, set[SessionId]()
             try:
                 while unread := state.tree.children - read:  # sub-agents may have their own
-                    state.apply_children(await self._shared.snapshots.read_children(unread))
+                    with self._job.stop.ends_waits():
+                        state.apply_children(await self._shared.snapshots.read_children(unread))
                     read |= unread
             except UpstreamError as error:
                 # What is known counts meanwhile; the next reconcile tries again.
@@ -478,7 +479,8 @@ class Attempt:
             return []
         if self._interrupts.waiting:
             return []
-        statuses = await self._shared.snapshots.statuses.of(session.location, limits.heard)
+        with self._job.stop.ends_waits():
+            statuses = await self._shared.snapshots.statuses.of(session.location, limits.heard)
         if session.session_id not in statuses and self._idle_is_the_end:
             return await self._finish_or_continue()
         failure = limits.silence
@@ -608,7 +610,9 @@ class Attempt:
                 # Errors of our own name the remedy themselves.
                 text += "; check the model, the agent and the files of the message"
             failure = Failure(FailureType.UPSTREAM_BAD_REQUEST, text)
-        return self._reader.finish(await self._read_end(), failure=failure)
+        with self._job.stop.ends_waits():
+            stored = await self._read_end()
+        return self._reader.finish(stored, failure=failure)
 
     async def _finish_or_continue(self) -> list[TurnEvent]:
         """Finish the turn, or continue with the next message if there is one."""
@@ -616,7 +620,8 @@ class Attempt:
         while (addition := self._next_addition) is None:
             if stored is not None:  # and no message came while it was read
                 return self._reader.finish(stored)
-            stored = await self._read_end()
+            with self._job.stop.ends_waits():
+                stored = await self._read_end()
             if stored.leaves_work and not await self._work_is_lost():
                 return []
         if self._reader.state.needs_reconcile or not addition.stored:
@@ -633,7 +638,8 @@ class Attempt:
         The end of such work is reported to the model a moment later; until then the turn continues.
         """
         limits, session = self._limits, self._session
-        statuses = await self._shared.snapshots.statuses.of(session.location, limits.now())
+        with self._job.stop.ends_waits():
+            statuses = await self._shared.snapshots.statuses.of(session.location, limits.now())
         if session.session_id in statuses:
             # It was not the end after all; an event will tell that, or the next look.
             limits.idle_since = None

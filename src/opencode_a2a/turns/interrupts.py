@@ -33,7 +33,7 @@ from enum import Enum, auto
 
 import structlog
 
-from opencode_a2a.bounds import wait
+from opencode_a2a.bounds import Stop, StoppedError, wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
     InterruptNotFoundError,
@@ -121,6 +121,8 @@ class WorkInterrupts:
     """Has the work call ``attend``."""
     location: Location = field(default_factory=Location)
     """Where the session runs."""
+    stop: Stop = field(default_factory=Stop)
+    """Ends the waits for OpenCode when the turn is canceled."""
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once answers can be given: at once for new work, and for a turn that an earlier process
     began when it follows its session. The end sets it too."""
@@ -227,11 +229,14 @@ class WorkInterrupts:
         self.open[asked.request_id] = self.shared.open[asked.request_id] = interrupt
         if asked.call_id is not None and asked.tool_input is None:
             try:
-                called = await snapshot.tool_call(self.shared.opencode, asked)
+                with self.stop.ends_waits():
+                    called = await snapshot.tool_call(self.shared.opencode, asked)
                 if called is not None:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except (UpstreamError, SessionNotFoundError) as error:  # a sub-agent's may be deleted
                 logger.warning("input of a tool call not known", error=error.message)
+            except StoppedError:
+                pass  # the turn is aborted next
         known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         if known is None:
             asked = replace(asked, changes=files.changes(asked))
@@ -277,7 +282,8 @@ class WorkInterrupts:
             try:
                 if expires:
                     await self._store([interrupt], answer, insist=True)
-                await self._give(interrupt, answer, Stage.WAITING if expires else Stage.RETRY)
+                with self.stop.ends_waits():
+                    await self._give(interrupt, answer, Stage.WAITING if expires else Stage.RETRY)
             except UpstreamNotFoundError:
                 pass  # OpenCode's state, which is read next, says why
             except UpstreamError as error:

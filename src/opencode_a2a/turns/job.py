@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from opencode_a2a.bounds import Recent
+from opencode_a2a.bounds import Recent, Stop
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import UpstreamTimeoutError
 from opencode_a2a.events import Emitted, Failure, Progressed, SessionBound, TurnEvent
@@ -184,10 +184,13 @@ class Job:
         added = logged.added if logged is not None else ()
         self.additions = [Addition(one, stored=True) for one in added]
         """The messages that were added and that OpenCode is not known to have."""
-        self.canceled = logged is not None and logged.canceled
+        self.stop = Stop()
+        """Set when the turn is canceled. It does not wait for OpenCode then, which may hang."""
+        if logged is not None and logged.canceled:
+            self.stop.set()
         self.refusal: Failure | None = None
         """Why a recovered turn may not continue, and is only stopped in OpenCode."""
-        self.interrupts = WorkInterrupts(shared.interrupts, owner, wake)
+        self.interrupts = WorkInterrupts(shared.interrupts, owner, wake, stop=self.stop)
         # A person can answer them at once; OpenCode gets the answers when it is connected.
         if logged is None:
             self.interrupts.connected.set()
@@ -196,6 +199,10 @@ class Job:
             # Those that a rule or a grant has answered are not in the log.
             for request_id, interrupt in self.interrupts.open.items():
                 self.emitted.open[request_id] = interrupt.asked
+
+    @property
+    def canceled(self) -> bool:
+        return self.stop.is_set
 
     def session_bound_event(self, session: TurnSession) -> SessionBound:
         """Return the event that names the session, and the model and agent if they were chosen."""

@@ -57,7 +57,14 @@ class DirectoryQuery(Generic[T]):
         if asked is None or asked[0] < max(since, now - SHARED_SECONDS):
             self._asked = {k: v for k, v in self._asked.items() if v[0] >= now - SHARED_SECONDS}
             asked = self._asked[location] = now, asyncio.create_task(self._ask(location))
+            asked[1].add_done_callback(_look_at)  # those who asked may have gone
         return await asyncio.shield(asked[1])
+
+
+def _look_at(task: asyncio.Task[T]) -> None:
+    """Take note of how a task has ended: asyncio complains of errors that nobody has looked at."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Snapshots:

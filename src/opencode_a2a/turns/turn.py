@@ -6,13 +6,12 @@ over. Both share the ``Job`` (``turns.job``).
 """
 
 import asyncio
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 
 import structlog
 
-from opencode_a2a.bounds import wait
+from opencode_a2a.bounds import StoppedError, wait
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
@@ -49,10 +48,6 @@ AWAY = (UpstreamUnreachableError, StoreUnavailableError)
 INTERNAL = Failure(
     FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
-
-
-class TurnCanceledError(Exception):
-    """The turn was canceled before it had its session."""
 
 
 class Turn(Job):
@@ -95,16 +90,12 @@ class Turn(Job):
             self._queued_in = bound.session_id
         self._routing = routing
         self._new_context = new_context
-        self._preparing: asyncio.Task[None] | None = None
-        """The asyncio task that runs the turn, as long as the turn waits for its session."""
         self._lock: TurnLock | None = None
         """The turn lock of the session, while this turn holds it."""
 
     def cancel(self) -> None:
         """Ask the turn to stop; it then writes its end to the log."""
-        if self._preparing is not None and not self.canceled:
-            self._preparing.cancel()
-        self.canceled = True
+        self.stop.set()
         self._wake()
 
     def add(self, added: Added) -> Addition | None:
@@ -161,7 +152,7 @@ class Turn(Job):
         """Bind a session and wait for earlier turns in it; None if the turn was canceled first."""
         shared, session = self.shared, None
         try:
-            with self._cancelable():
+            with self.stop.ends_waits():
                 chosen = self._queued_in or self._routing.session_id
                 if self.recovered and chosen is not None:
                     # Before OpenCode is asked for anything: the turns of a session are recovered in
@@ -179,7 +170,7 @@ class Turn(Job):
                 await self._wait_for_lock(session.session_id, log)
         except TimeoutError:
             raise UpstreamUnreachableError from None
-        except TurnCanceledError:
+        except StoppedError:
             link = session and session.link
             await self._end_unfollowed(log, Finished(Outcome.CANCELED), link)
             return None
@@ -193,13 +184,13 @@ class Turn(Job):
         """
         shared, session, canceled_before = self.shared, prompted, self.canceled
         try:
-            with self._cancelable():
+            with self.stop.ends_waits():
                 # Before OpenCode is asked for anything, as in ``_bind_session_and_lock``.
                 await self._wait_for_lock(prompted.session_id, log)
                 session = await self._bind_session()
                 if shared.tools is not None:
                     await shared.tools.offer(session.location)
-        except TurnCanceledError:
+        except StoppedError:
             seconds = shared.settings.interrupts.cancel_abort_timeout_seconds
             if self._lock is None:
                 try:
@@ -216,22 +207,6 @@ class Turn(Job):
             # It may be running in OpenCode, where nobody would follow it.
             self.refusal = _failure(error)
         return session
-
-    @contextmanager
-    def _cancelable(self) -> Generator[None]:
-        """Have ``cancel`` end what runs inside, with a TurnCanceledError."""
-        task = self._preparing = asyncio.current_task()
-        try:
-            if self.canceled:
-                raise TurnCanceledError
-            yield
-        except asyncio.CancelledError:
-            if not self.canceled or task is None:
-                raise  # the service is shutting down
-            task.uncancel()
-            raise TurnCanceledError from None
-        finally:
-            self._preparing = None
 
     async def _bind_session(self) -> TurnSession:
         """Bind the session of the context; wait while OpenCode or the database is unreachable."""
