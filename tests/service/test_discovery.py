@@ -11,7 +11,9 @@ from a2a.compat.v0_3 import types as v03
 from a2a.types import AgentCard, Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict
 
+from opencode_a2a.errors import NotInOpenCodeError
 from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.opencode.client import OpenCode1
 from tests.support.answers import Wire
 from tests.support.caller import Caller
 from tests.support.front import Serve, sdk_client
@@ -100,6 +102,19 @@ async def test_the_card_is_cached_and_compressed(service: Running, path: str) ->
     assert "Accept-Encoding" in first.headers["vary"]
     assert raw.headers["content-encoding"] == "gzip"
     assert gzip.decompress(packed) == first.content
+
+
+async def test_the_extended_card_has_the_agents_of_an_opencode_that_lists_no_commands(
+    serve: Serve, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def missing(*_: object, **__: object) -> None:
+        raise NotInOpenCodeError("OpenCode 2 has no GET /api/command")
+
+    monkeypatch.setattr(OpenCode1, "commands", missing)
+    monkeypatch.setattr(opencode, "agents", [{"name": "build", "mode": "primary"}])
+    card = await Caller(await serve()).ask("card", {})
+
+    assert "opencode.agent.build" in [skill["id"] for skill in card.result["skills"]]
 
 
 @pytest.mark.requirement("3.1.11-extended-card")

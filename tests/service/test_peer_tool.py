@@ -14,10 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.a2a.types import HOPS_HEADER
 from opencode_a2a.config import ClientSettings, ServiceSettings, load
+from opencode_a2a.errors import NotInOpenCodeError
 from opencode_a2a.events import Progressed
 from opencode_a2a.ids import Principal
+from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.peers.tool import PeerTool
 from opencode_a2a.turns.tools import CallingTurn
+from tests.support.caller import Caller
+from tests.support.front import Serve
 from tests.support.peer import ANSWER, Stranger, card_json, reply, sdk_agent, stranger
 from tests.support.running import running
 
@@ -372,3 +376,21 @@ class TestOrigins:
             "a2a_call_failed: not asked: the request already went through 3 agents"
         )
         assert not any(method == "POST" for method, _, _ in agent.requests)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_turn_does_without_the_tool_if_opencode_has_no_call_to_offer_it_with(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers = list[str]()
+
+    async def missing(_: OpenCode1, name: str, *__: object, **___: object) -> None:
+        offers.append(name)
+        raise NotInOpenCodeError("OpenCode 2 has no PUT /api/mcp/{}")
+
+    monkeypatch.setattr(OpenCode1, "add_mcp", missing)
+    service = await serve(A2A_PEERS=named("http://127.0.0.1:9"))
+
+    task = await Caller(service).send("hello")
+
+    assert (task.state, len(offers)) == ("completed", 1)

@@ -1471,6 +1471,27 @@ async def test_what_an_earlier_prompt_set_does_not_hold_for_a_later_one(
     assert [one for one in standin.sent if not one[0].startswith("GET")][:-1] == sent
 
 
+async def test_nothing_but_a_variant_needs_to_know_the_default_model(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    driver.contract = Contract.of(changed(document(), {"/api/model/default": None}))
+    info = {"default_agent": "mine"}
+    standin.answers |= {
+        f"GET /api/session/{SES}": {"data": SESSION},
+        "GET /api/config": [{"type": "document", "info": info}],
+        "GET /api/provider": {"data": [{"id": "p"}]},
+        "GET /api/model": {"data": [{"id": "m", "providerID": "p"}]},
+    }
+
+    config = await driver.config()
+    catalogue = await driver.provider_catalogue()
+    with pytest.raises(NotInOpenCodeError):
+        await driver.prompt_async(SES, Prompt(parts=[], variant="high"))
+
+    assert (config.model, config.default_agent) == (None, "mine")
+    assert catalogue.default == {"p": "m"}
+
+
 async def test_rules_of_a_session_are_set_where_the_contract_has_them(
     standin: Standin, driver: OpenCode2
 ) -> None:

@@ -1,16 +1,20 @@
 """The routes of the service: cards, both bindings of A2A with the methods beyond it, OpenAPI."""
 
+from contextlib import suppress
+
 from starlette.routing import BaseRoute
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.app.parts import Parts
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
+from opencode_a2a.errors import NotInOpenCodeError
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.net.egress import Egress, Fetcher
 from opencode_a2a.opencode.driver import Location
+from opencode_a2a.opencode.types import Command
 from opencode_a2a.server.card import Cards, OpenCodeSkill
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
 from opencode_a2a.server.http import BindingOptions
@@ -38,7 +42,9 @@ def make_cards(settings: Settings, parts: Parts, keys: SigningKeys | None) -> Ca
     async def agents() -> list[OpenCodeSkill]:
         at = Location.of(settings.workspace)
         opencode = parts.fleet.serving(at.directory).turns.opencode
-        found, commands = await opencode.agents(at=at), await opencode.commands(at=at)
+        found, commands = await opencode.agents(at=at), list[Command]()
+        with suppress(NotInOpenCodeError):  # the agents are there all the same
+            commands = await opencode.commands(at=at)
         return [
             *(OpenCodeSkill("agent", a.name, a.description) for a in found if a.selectable),
             *(OpenCodeSkill("command", one.name, one.description) for one in commands),

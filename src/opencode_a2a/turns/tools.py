@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from opencode_a2a.errors import UpstreamError
+from opencode_a2a.errors import NotInOpenCodeError, UpstreamError
 from opencode_a2a.events import JsonObject, Progressed
 from opencode_a2a.ids import Principal
 from opencode_a2a.opencode.driver import Driver, Location
@@ -129,6 +129,8 @@ class Tools:
             self._offered.add(at)
         except (TimeoutError, UpstreamError) as failed:
             error = type(failed).__name__
+        except NotInOpenCodeError as missing:
+            error = missing.message
         if error is not None:
             logger.warning("tools for other agents could not be offered to OpenCode", error=error)
 

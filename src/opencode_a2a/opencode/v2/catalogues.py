@@ -93,7 +93,7 @@ class Catalogues2(Calls2):
         return await self.data(Readable[CommandSource], "GET", "/api/command", at)
 
     async def config(self, *, at: Location = HERE) -> Config:
-        """Return the default model and, where 2.x tells it, the default agent."""
+        """Return the default model and the default agent, where 2.x tells them."""
         chosen = await self.default_model(at)
         agent: str | None = None
         if self.contract.has("get", "/api/config"):
@@ -104,7 +104,12 @@ class Catalogues2(Calls2):
         return Config.model_validate({"model": model, "default_agent": agent})
 
     async def default_model(self, at: Location) -> Model2 | None:
-        """Return the default model; OpenCode refuses the call until it has loaded a directory."""
+        """Return the default model, if 2.x tells it.
+
+        OpenCode refuses the call until it has loaded a directory.
+        """
+        if not self.contract.has("get", "/api/model/default"):
+            return None
         for tries_left in range(4, -1, -1):
             try:
                 found = await self.call(Chosen2, "GET", "/api/model/default", at)

@@ -571,7 +571,9 @@ class OpenCode2(Catalogues2):
             await self.do("POST", _path(session_id, "/agent"), {"agent": agent})
         if model is None and variant:  # of the model that will be used
             used = now.model or await self.default_model(at)
-            model = ModelRef(used.provider_id, used.id) if used else None
+            if used is None:
+                raise missing("default model that is known; name the model of the variant")
+            model = ModelRef(used.provider_id, used.id)
         if model is not None and (
             now.model is None or now.model.chosen != (model, variant or None)
         ):
