@@ -23,6 +23,7 @@ from opencode_a2a.log.state import LogEvent
 from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.schema import tasks
+from opencode_a2a.tasks import recovery
 from opencode_a2a.tasks.open import OpenTask, OpenTasks
 from opencode_a2a.turns.interrupts import WorkInterrupts
 from opencode_a2a.turns.job import Log
@@ -34,6 +35,7 @@ from tests.support.answers import UNSUPPORTED, Answer, RefusedError, Update, Wir
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
+from tests.support.replicas import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
@@ -985,3 +987,40 @@ async def test_a_stop_stores_what_is_open_whatever_goes_wrong_before(
     assert "a step of the stop failed" in [log["event"] for log in logs]
     async with started(opencode, tmp_path, **STORED) as service:
         assert (await Caller(service).ended(task.id)).state == "completed"
+
+
+@pytest.mark.sqlite_only
+async def test_a_session_that_is_deleted_meanwhile_does_not_keep_turns_of_no_task_running(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "UNKNOWN_AFTER_SECONDS", 0.0)
+    async with FakeOpenCode(tmp_path_factory.mktemp("workspace")).running() as opencode:
+        opencode.play("permission-once")
+        async with started(opencode, tmp_path, **STORED) as service:
+            sent = [await Caller(service).send("run it") for _ in range(4)]
+        unread, unlisted, unstopped, last = [SessionId(one.session_id) for one in sent]
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
+            for table in ("tasks", "links", "owners", "messages", "entries", "interrupts"):
+                connection.execute(f"DELETE FROM {table}")  # noqa: S608 - names from here
+
+        def delete(session: SessionId, call: str) -> None:
+            """Have a session be deleted when OpenCode gets a call about it."""
+            ask = getattr(OpenCode1, call)
+
+            async def asked(of: OpenCode1, session_id: SessionId, *how: Any, **more: Any) -> Any:
+                found = await ask(of, session_id, *how, **more)
+                if session_id == session:
+                    raise SessionNotFoundError(session_id=session_id)
+                return found
+
+            monkeypatch.setattr(OpenCode1, call, asked)
+
+        delete(unread, "session")
+        delete(unlisted, "messages")
+        delete(unstopped, "abort_session")
+        with capture_logs() as records:
+            async with started(opencode, tmp_path, **STORED):
+                await until(lambda: any("for no task" in one["event"] for one in records))
+
+    [told] = [one for one in records if "for no task" in one["event"]]
+    assert opencode.aborts == told["stopped"] == [unstopped, last]

@@ -401,24 +401,31 @@ async def stop_unknown(database: Database, member: Member, is_ours: IsOurs) -> N
             # Only now: a task and its session are stored before the prompt is sent.
             known = await _known_sessions(database)
             unknown = [one for one in busy if one not in known and not member.errands.follows(one)]
-            parents = {one: (await opencode.session(one)).parent_id for one in unknown}
-            roots = [one for one in unknown if parents[one] not in busy]  # the others: sub-agents
+            parents = dict[SessionId, SessionId | None]()
+            for one in unknown:
+                with suppress(SessionNotFoundError):  # it may be deleted by now
+                    parents[one] = (await opencode.session(one)).parent_id
+            # The others are sub-agents.
+            roots = [one for one, parent in parents.items() if parent not in busy]
             for root in roots:
                 lock = member.turns.sessions.turn_locks.setdefault(root, TurnLock())
                 if lock.users:  # its conversation is being continued
                     continue
                 async with lock:
-                    page = await opencode.messages(root, limit=PAGE)
-                    prompts = [one.info.id for one in page.items if one.info.role == "user"]
+                    prompts = list[MessageId]()
+                    with suppress(SessionNotFoundError):
+                        page = await opencode.messages(root, limit=PAGE)
+                        prompts = [one.info.id for one in page.items if one.info.role == "user"]
                     if not prompts or not is_ours(prompts[-1]):
                         continue
                     if root in await _known_sessions(database):
                         continue
-                    family = {root, *(one for one in unknown if parents[one] == root)}
+                    family = {root, *(one for one, parent in parents.items() if parent == root)}
                     # OpenCode loses an abort that comes before the turn begins.
                     while left := family.intersection(await opencode.session_status(at=at)):
                         for one in left:
-                            await opencode.abort_session(one)
+                            with suppress(SessionNotFoundError):
+                                await opencode.abort_session(one)
                         await asyncio.sleep(AGAIN_SECONDS)
                     stopped.append(root)
     except (ServiceError, TimeoutError) as error:
