@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from opencode_a2a.config import InterruptSettings
-from opencode_a2a.errors import SessionNotFoundError
+from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode1
 from opencode_a2a.opencode.driver import HERE, Location
@@ -248,6 +248,23 @@ async def test_a_sub_agent_that_is_deleted_meanwhile_does_not_keep_a_turn_from_b
 
     assert (canceled.state, canceled.said) == ("canceled", "Canceled by the caller.")
     assert aborted > {root}
+
+
+@pytest.mark.sqlite_only
+async def test_a_prompt_that_is_given_up_does_not_begin_later(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenCode 2 may have it in its inbox, which an abort empties."""
+
+    async def waits(*_: object, **__: object) -> None:
+        raise UpstreamUnreachableError
+
+    monkeypatch.setattr(OpenCode1, "prompt", waits)
+    before = len(opencode.aborts)
+    task = await Caller(service).send("hello")
+
+    assert (task.state, task.error_type) == ("failed", "UPSTREAM_UNREACHABLE")
+    assert opencode.aborts[before:] == [task.session_id]
 
 
 @pytest.mark.sqlite_only

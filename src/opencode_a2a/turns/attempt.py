@@ -447,7 +447,7 @@ class Attempt:
         On 2.x it may be in the inbox, which is not read here: the same id begins nothing twice.
         """
         if self._prompts.tries >= PROMPT_TRIES:
-            return self._reader.finish(None, failure=NOT_TAKEN)
+            return await self._abort(NOT_TAKEN)  # which empties the inbox
         self._reader = self._new_reader()  # nothing of the turn has happened in OpenCode
         # Before the prompt: after a restart the log says whether there is something to abort.
         await self._log.append([Started()])
