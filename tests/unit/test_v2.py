@@ -1675,6 +1675,34 @@ async def test_an_abort_ends_work_in_the_background_and_takes_waiting_prompts_ba
     ]
 
 
+@pytest.mark.requirement("I7")
+async def test_an_abort_takes_prompts_back_although_commands_cannot_be_ended(
+    standin: Standin, driver: OpenCode2
+) -> None:
+    driver.contract = Contract.of(changed(document(), {"/api/shell/{id}": None}))
+    shell = {"id": "sh_1", "status": "running", "metadata": {"sessionID": SES}}
+    standin.answers |= {
+        f"POST /api/session/{SES}/interrupt": None,
+        f"GET /api/session/{SES}": {"data": SESSION},
+        f"GET /api/session?parentID={SES}&limit=200": {"data": []},
+        "GET /api/shell?location[directory]=/w": {"data": [shell]},
+        "GET /api/session/active": {"data": {}},
+        f"GET /api/session/{SES}/inbox": {"data": [{"id": "msg_9"}]},
+        f"DELETE /api/session/{SES}/inbox/msg_9": None,
+    }
+    running = [*stored(SES, [Message2.model_validate(shell_in_background("call", "sh_1"))])]
+
+    await driver.abort_session(SES)
+
+    done = [named for named, _ in standin.sent if not named.startswith("GET")]
+    assert done == [
+        f"POST /api/session/{SES}/interrupt",
+        f"DELETE /api/session/{SES}/inbox/msg_9",
+    ]
+    assert {*await driver.session_status(at=Location("/w"))} == {SES}
+    assert driver.leave_work(running)
+
+
 async def test_a_request_of_a_sub_agent_that_was_deleted_is_gone_but_not_the_turns_session(
     standin: Standin, driver: OpenCode2
 ) -> None:

@@ -349,8 +349,10 @@ class OpenCode2(Catalogues2):
                     unvisited.append(child.id)
                     with suppress(SessionNotFoundError):  # it may be deleted by now
                         await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
-        shells = await self._shells(at)
-        left = [one for one in shells if one.metadata.session_id in family]
+        left = list[Shell2]()
+        if self.contract.has("delete", "/api/shell/{}"):  # else they keep the session busy
+            shells = await self._shells(at)
+            left = [one for one in shells if one.metadata.session_id in family]
         for shell in left:
             self.stopped[shell.id] = None
             with suppress(UpstreamNotFoundError):
