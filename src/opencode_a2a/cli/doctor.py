@@ -188,14 +188,14 @@ def check_command(command: str) -> Finding:
 
 
 def judge(found: "Found", why: "Unusable | None", where: str) -> Finding:
-    from opencode_a2a.opencode.kinds import unnamed, untested  # heavy, as below
+    from opencode_a2a.opencode.kinds import doubts, untested  # heavy, as below
 
     if why is not None:
         return Finding("opencode", f"{where}: {why.what}", why.remedy)
     version = found.version or "an unknown version"
-    return Finding(
-        "opencode", f"{version} ({where})", unnamed(found) or untested(version), advice=True
-    )
+    advice = [*doubts(found), untested(version)]
+    remedy = ". ".join(filter(None, advice)) or None
+    return Finding("opencode", f"{version} ({where})", remedy, advice=True)
 
 
 def _ask(settings: Settings, question: Callable[["Driver"], Awaitable[T]], timeout: float = 5) -> T:

@@ -23,10 +23,10 @@ from opencode_a2a.opencode.kinds import (
     Kind,
     RawResponse,
     Unusable,
+    doubts,
     probe,
     problem_of,
     response_at,
-    unnamed,
 )
 from opencode_a2a.opencode.process import INSTALL
 
@@ -97,8 +97,9 @@ class OpenCodeConnection:
             if lacking := _contract_problem(contract, found):
                 raise UpstreamError(f"OpenCode cannot be used: {lacking}")
             driver = self._become(OpenCode2)
-            if contract != driver.contract and (doubt := unnamed(found)):
-                logger.warning(doubt)
+            if contract != driver.contract:
+                for doubt in doubts(found):
+                    logger.warning(doubt)
             driver.contract = contract
         elif found.kind is Kind.V1:
             self._become(OpenCode1)
@@ -153,7 +154,7 @@ async def _look(raw_response: RawResponse, seconds: float) -> tuple[Found, "Cont
         return Found(Kind.FAILING, status=response.status), None
     try:
         contract = Contract.of(as_object(loads(response.body)))
-        return replace(found, unnamed=contract.unnamed), contract
+        return replace(found, unnamed=contract.unnamed, lacking=contract.lacking), contract
     except ValueError:
         return found, Contract({})
 

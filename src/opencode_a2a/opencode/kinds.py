@@ -56,6 +56,8 @@ class Found:
     """The HTTP status that tells this kind, for ``LOCKED`` and ``FAILING``."""
     unnamed: tuple[str, ...] = ()
     """The fields of messages that are read and that the contract of an OpenCode 2 lacks."""
+    lacking: tuple[str, ...] = ()
+    """The calls that it lacks and that turns can do without, with what is off."""
 
     @property
     def usable(self) -> bool:
@@ -93,14 +95,17 @@ def untested(version: str) -> str | None:
     )
 
 
-def unnamed(found: Found) -> str | None:
-    """Return a warning about fields that an OpenCode 2 may call otherwise, if there are any."""
-    if not found.unnamed:
-        return None
-    return (
-        f"OpenCode {found.version or 2} does not name what is read of its messages: "
-        f"{', '.join(found.unnamed)}. It counts as nothing, also for budgets"
-    )
+def doubts(found: Found) -> list[str]:
+    """Return warnings about fields and calls that an OpenCode 2 lacks, or calls otherwise."""
+    name, said = f"OpenCode {found.version or 2}", list[str]()
+    if found.unnamed:
+        said.append(
+            f"{name} does not name what is read of its messages: "
+            f"{', '.join(found.unnamed)}. It counts as nothing, also for budgets"
+        )
+    if found.lacking:
+        said.append(f"{name} lacks calls that turns can do without: {', '.join(found.lacking)}")
+    return said
 
 
 def of_version(printed: str) -> Found:

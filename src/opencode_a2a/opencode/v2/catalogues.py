@@ -41,6 +41,7 @@ from opencode_a2a.opencode.types import (
     Worktree,
 )
 from opencode_a2a.opencode.v2.calls import Calls2, missing
+from opencode_a2a.opencode.v2.contract import CONFIG, DEFAULT_MODEL, VCS
 from opencode_a2a.opencode.v2.messages import rule_of
 from opencode_a2a.opencode.v2.types import (
     Agent2,
@@ -96,7 +97,7 @@ class Catalogues2(Calls2):
         """Return the default model and the default agent, where 2.x tells them."""
         chosen = await self.default_model(at)
         agent: str | None = None
-        if self.contract.has("get", "/api/config"):
+        if self.contract.has(*CONFIG):
             documents = await self.call(Readable[Document2], "GET", "/api/config", at)
             named = [one.info.default_agent for one in documents if one.info.default_agent]
             agent = named[-1] if named else None
@@ -108,7 +109,7 @@ class Catalogues2(Calls2):
 
         OpenCode refuses the call until it has loaded a directory.
         """
-        if not self.contract.has("get", "/api/model/default"):
+        if not self.contract.has(*DEFAULT_MODEL):
             return None
         for tries_left in range(4, -1, -1):
             try:
@@ -221,7 +222,7 @@ class Catalogues2(Calls2):
         return [one.path for one in found]
 
     async def vcs(self, *, at: Location = HERE) -> Vcs:
-        if not self.contract.has("get", "/api/vcs"):
+        if not self.contract.has(*VCS):
             return Vcs()
         branch = (await self.data(Vcs2, "GET", "/api/vcs", at)).branch
         return Vcs.model_validate({"branch": branch.current, "default_branch": branch.default})

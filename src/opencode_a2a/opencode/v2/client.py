@@ -59,11 +59,17 @@ from opencode_a2a.opencode.v2.background import work_left
 from opencode_a2a.opencode.v2.calls import missing
 from opencode_a2a.opencode.v2.catalogues import AGENT_SECONDS, POLL_SECONDS, Catalogues2
 from opencode_a2a.opencode.v2.contract import (
+    DIFF,
+    END_SHELL,
     INBOX,
+    OUTPUT,
     RENAME,
     REPLY,
     RULES,
     SESSION,
+    SHELLS,
+    TAKE_BACK,
+    UNINSTRUCT,
     UNREVERT,
     Endpoint,
 )
@@ -240,7 +246,7 @@ class OpenCode2(Catalogues2):
 
     async def _shells(self, at: Location) -> list[Shell2]:
         """Return the commands that run in a directory for a session."""
-        if not self.contract.has("get", "/api/shell"):
+        if not self.contract.has(*SHELLS):
             return []
         found = await self.data(Readable[Shell2], "GET", "/api/shell", at, urgent=True)
         return [one for one in found if one.status == "running" and one.metadata.session_id]
@@ -254,7 +260,7 @@ class OpenCode2(Catalogues2):
         """List the files that the answer to a prompt changed, as far as its tools tell."""
         if message_id is None:
             return []
-        if self.contract.has("get", f"{SESSION}/diff"):
+        if self.contract.has(*DIFF):
             query: Query = {"from": message_id}
             return await self.data(
                 Readable[FileDiff], "GET", _path(session_id, "/diff"), query=query
@@ -321,7 +327,7 @@ class OpenCode2(Catalogues2):
     async def _set_rules(self, session_id: SessionId, rules: Sequence[PermissionRule]) -> None:
         body: JsonObject = {"permissions": [rule_to(rule) for rule in rules]}
         method, path = self._rules_call
-        if self.contract.has(method, path):
+        if self.contract.has(*self._rules_call):
             await self.do(method.upper(), _of(session_id, path), body)
 
     async def delete_session(self, session_id: SessionId, *, at: Location = HERE) -> bool:
@@ -350,7 +356,7 @@ class OpenCode2(Catalogues2):
                     with suppress(SessionNotFoundError):  # it may be deleted by now
                         await self.do("POST", _path(child.id, "/interrupt"), urgent=True)
         left = list[Shell2]()
-        if self.contract.has("delete", "/api/shell/{}"):  # else they keep the session busy
+        if self.contract.has(*END_SHELL):  # else they keep the session busy
             shells = await self._shells(at)
             left = [one for one in shells if one.metadata.session_id in family]
         for shell in left:
@@ -375,13 +381,14 @@ class OpenCode2(Catalogues2):
 
         The next prompt would run them as well.
         """
-        method, named = self.contract.first(INBOX)
-        if self.contract.has("delete", f"{named}/{{}}"):
-            path = _of(session_id, named)
-            items = await self.data(Readable[Named2], method.upper(), path, urgent=True)
+        inbox, take_back = self.contract.first(INBOX), self.contract.first(TAKE_BACK)
+        if self.contract.has(*inbox) and self.contract.has(*take_back):
+            listed, path = _of(session_id, inbox[1]), _of(session_id, take_back[1])
+            items = await self.data(Readable[Named2], "GET", listed, urgent=True)
             for item in (one for one in items if only in (None, one.id)):
                 with suppress(UpstreamNotFoundError):
-                    await self.do("DELETE", f"{path}/{checked('msg', item.id)}", urgent=True)
+                    waiting = path.replace("{}", checked("msg", item.id))
+                    await self.do("DELETE", waiting, urgent=True)
 
     async def fork_session(
         self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
@@ -514,7 +521,7 @@ class OpenCode2(Catalogues2):
 
         If that work does not run any more (``session_status``), it was lost.
         """
-        return self.contract.has("get", "/api/shell") and self._leave_work(messages)
+        return self.contract.has(*SHELLS) and self._leave_work(messages)
 
     def _leave_work(self, messages: Sequence[MessageWithParts]) -> bool:
         return not work_left(messages).keys() <= self.stopped.keys()
@@ -586,7 +593,7 @@ class OpenCode2(Catalogues2):
         instructions = _path(session_id, f"/instructions/entries/{INSTRUCTIONS}")
         if system:
             await self.do("PUT", instructions, {"value": system})
-        elif self.contract.has("delete", f"{SESSION}/instructions/entries/{{}}"):
+        elif self.contract.has(*UNINSTRUCT):
             await self.do("DELETE", instructions)
         if tools is not None:
             denied = [name for name, offered in tools.items() if not offered]
@@ -648,11 +655,11 @@ class OpenCode2(Catalogues2):
         return found[begin:]
 
     async def _waits(self, session_id: SessionId, prompt_id: MessageId | None) -> bool:
-        """Whether a prompt is in the inbox of a session still."""
-        method, path = self.contract.first(INBOX)
-        if not self.contract.has(method, path):
+        """Whether a prompt is in the inbox of a session still, as far as 2.x tells it."""
+        inbox = self.contract.first(INBOX)
+        if not self.contract.has(*inbox):
             return True
-        found = await self.data(Readable[Named2], "GET", _of(session_id, path))
+        found = await self.data(Readable[Named2], "GET", _of(session_id, inbox[1]))
         return any(one.id == prompt_id for one in found)
 
     async def _wait(self, session_id: SessionId) -> None:
@@ -776,7 +783,7 @@ class OpenCode2(Catalogues2):
             silent = 0.0 if stream.fresh else silent + LOOK_SECONDS
             stream.fresh = False
             # A stream that has died must not be kept alive by what is put into it.
-            if silent > HEARTBEAT_SECONDS or not self.contract.has("get", "/api/shell/{}/output"):
+            if silent > HEARTBEAT_SECONDS or not self.contract.has(*OUTPUT):
                 continue
             for shell, command in [*self.memory.running.items()]:
                 at, query = Location(command.directory), {"cursor": command.cursor}

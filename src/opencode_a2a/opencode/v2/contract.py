@@ -25,6 +25,18 @@ RENAME: Final[Names] = ("patch", SESSION), ("post", f"{SESSION}/rename")
 RULES: Final[Names] = ("patch", SESSION), ("post", f"{SESSION}/permissions")
 UNREVERT: Final[Names] = ("delete", f"{SESSION}/revert"), ("post", f"{SESSION}/revert/clear")
 INBOX: Final[Names] = ("get", f"{SESSION}/inbox"), ("get", f"{SESSION}/pending")
+TAKE_BACK: Final[Names] = (
+    ("delete", f"{SESSION}/inbox/{{}}"),
+    ("delete", f"{SESSION}/pending/{{}}"),
+)
+SHELLS: Final = "get", "/api/shell"
+END_SHELL: Final = "delete", "/api/shell/{}"
+OUTPUT: Final = "get", "/api/shell/{}/output"
+UNINSTRUCT: Final = "delete", f"{SESSION}/instructions/entries/{{}}"
+DIFF: Final = "get", f"{SESSION}/diff"
+DEFAULT_MODEL: Final = "get", "/api/model/default"
+CONFIG: Final = "get", "/api/config"
+VCS: Final = "get", "/api/vcs"
 REPLY: Final = "post", f"{SESSION}/permission/{{}}/reply"
 NEEDED: Final[tuple[Names, ...]] = (
     (("post", "/api/session"),),
@@ -48,7 +60,21 @@ NEEDED: Final[tuple[Names, ...]] = (
     (("get", "/api/location"),),
 )
 """Calls without which no turn can run, or no session be kept. A server that lacks one is not used
-at all, so that what one feature alone needs does not stand here: it is asked for by ``has``."""
+at all, so that what one feature alone needs does not stand here."""
+OPTIONAL: Final[tuple[tuple[Names, str], ...]] = (
+    ((SHELLS,), "commands in the background are not waited for, and a cancel does not end them"),
+    ((END_SHELL,), "a cancel does not end commands in the background"),
+    ((OUTPUT,), "the output of a command is told when it has ended"),
+    (INBOX, "a cancel takes no waiting prompt back, and the next turn begins with it"),
+    (TAKE_BACK, "a cancel takes no waiting prompt back, and the next turn begins with it"),
+    ((UNINSTRUCT,), "the system text of a message stays for later ones"),
+    ((DIFF,), "of the files that a turn changed, only those of edit and patch are told"),
+    ((DEFAULT_MODEL,), "a model that a message names stays for later ones"),
+    ((CONFIG,), "a turn with narrow rights that names no agent is run by build"),
+    ((VCS,), "the branch of the working tree is not told"),
+)
+"""Calls that are left out where a server lacks them (``has``), and what is off then. Any other call
+is refused by ``Calls2.send``."""
 UNTOLD: Final = frozenset({"error.status", "content.state.error.status"})
 """Fields that are read where a release has them; previews have the status in the words."""
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
@@ -106,6 +132,16 @@ class Contract:
         """The calls that turns need and the server does not have."""
         called = [self.first(names) for names in NEEDED]
         return [f"{method.upper()} {path}" for method, path in called if not self.has(method, path)]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The calls that are left out because the server does not have them, and what is off."""
+        called = [(*self.first(names), off) for names, off in OPTIONAL]
+        return tuple(
+            f"{method.upper()} {path} ({off})"
+            for method, path, off in called
+            if not self.has(method, path)
+        )
 
 
 def _leads(name: Sequence[str], asked: Sequence[str]) -> bool:
