@@ -40,8 +40,8 @@ ABORT_SECONDS = 60.0
 COLLECT_SECONDS = 1.0
 COLLECT_AT_LEAST_SECONDS = 300.0
 COLLECT_BYTES = 32 * 2**20
-"""How often the size of the process is looked at, and when all garbage is collected: after so long,
-or when the process has grown by so much since."""
+"""How often the size of the process is looked at, and when garbage is collected: all of it after so
+long, and that of young objects when the process has grown by so much since."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 
