@@ -486,6 +486,22 @@ CASES = {
         ("Command\nsh *", "without asking: exactly this command"),
         exact=True,
     ),
+    "command elsewhere that no pattern is for": Case(
+        Request(
+            "bash",
+            ("make && rm -r out",),
+            {},
+            ("make *",),
+            "bash",
+            {"command": "make && rm -r out", "workdir": "packages/./."},
+        ),
+        (
+            "Command\nmake && rm -r out",
+            "In the directory\npackages/./.",
+            "without asking, in packages/./.: exactly this command and make *",
+        ),
+        wide=True,
+    ),
     "search of OpenCode 2": Case(
         Request("grep", ("x",), {}, ("*",), "grep", {"pattern": "x", "path": "/etc", "limit": 5}),
         ("Pattern\nx", "In\n/etc", "limit\n5"),

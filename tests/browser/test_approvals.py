@@ -183,6 +183,31 @@ async def test_how_a_request_was_settled_is_told_with_scope_and_reason(
     ]
 
 
+@pytest.mark.requirement("I24")
+async def test_a_person_is_told_that_always_is_for_every_directory(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+
+    told = await page.evaluate(
+        """async () => {
+          const { askCard } = await import("./console/ask.js");
+          const tool = { name: "bash", input: { command: "make", workdir: "out" } };
+          return [[], ["task"]].map((scopes) => {
+            const replies = ["always"], always = ["make *"];
+            const details = { permission: "bash", always, replies, scopes, tool };
+            const card = askCard({ type: "permission", request_id: "r", details });
+            return card.querySelector(".wider").textContent;
+          });
+        }"""
+    )
+
+    everywhere = "holds for everybody who uses this service, in every directory."
+    assert [everywhere in one for one in told] == [True, True]
+    assert "without asking: make *" in told[0]
+    assert "without asking, in out: exactly this command and make *" in told[1]
+
+
 async def test_a_person_is_told_where_the_agent_does_not_read_the_reason(
     look: Look, service: Running
 ) -> None:

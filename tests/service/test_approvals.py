@@ -11,6 +11,9 @@ from opencode_a2a.jsonguard import TOO_DEEP
 from tests.support.asking import AskingOpenCode, Request
 from tests.support.caller import Caller
 from tests.support.front import started
+from tests.support.ports import free_port
+from tests.support.service import TOKEN, serving, settings_for
+from tests.support.terminal import Terminal
 
 
 @asynccontextmanager
@@ -53,3 +56,60 @@ async def test_words_that_lie_too_deep_leave_the_task_readable_and_are_told(tmp_
     assert waiting.said.count(TOO_DEEP) == 2
     assert "to: me" in waiting.said
     assert ended.state == "completed"
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("within", [".", "packages/" + "./" * 80])
+async def test_nothing_is_granted_for_a_task_that_was_not_shown(
+    tmp_path: Path, within: str
+) -> None:
+    always = (*(f"command{number} *" for number in range(28)), "rm *")
+    asked = Request(
+        "bash", ("command0 x",), {}, always, "bash", {"command": "command0 x", "workdir": within}
+    )
+    async with asked_for(asked, tmp_path) as caller:
+        waiting = await caller.send("do it")
+        done = await caller.send("yes for this conversation", task=waiting.id)
+        (grant,) = (await caller.method("a2a.interrupt.grants.list"))["items"]
+
+    assert done.state == "completed"
+    assert (grant["patterns"], grant["directory"]) == (
+        [*always],
+        f"{tmp_path}/workspace/./{within}",
+    )
+    assert ", ".join(always) in waiting.said
+    assert grant["directory"] in waiting.said
+    assert waiting.said.count("rm *") == 1
+
+
+@pytest.mark.requirement("I24")
+async def test_a_letter_in_chat_names_the_directory_and_the_command_that_it_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A2A_CLIENT_BEARER_TOKEN", TOKEN)
+    monkeypatch.setenv("A2A_STATE_DIR", str(tmp_path))
+    given = {"command": "make && rm -r out", "workdir": "packages/./."}
+    asked = Request("bash", ("make && rm -r out",), {}, ("make *",), "bash", given)
+    (tmp_path / "workspace").mkdir()
+    opencode, port = AskingOpenCode(tmp_path / "workspace", {"do it": asked}), free_port()
+
+    async with opencode.running():
+        settings = settings_for(opencode, tmp_path / "state", A2A_PORT=str(port))
+        async with (
+            serving(settings, port=port) as service,
+            Terminal("chat", service.url) as terminal,
+        ):
+            await terminal.sees("> ")
+            terminal.type("do it\n")
+            await terminal.sees("answer> ")
+            terminal.type("t\n")
+            await terminal.sees("That also allows, without asking again")
+            within = await terminal.sees("sure? [y/N]> ")
+            terminal.type("\n")
+            await terminal.sees("answer> ")
+            terminal.type("2 t\n")  # of another request only the text is known
+            await terminal.sees("That also allows, without asking again")
+            other = await terminal.sees("sure? [y/N]> ")
+
+    assert within.splitlines()[0] == " in packages/./.: exactly this command, make *"
+    assert other.splitlines()[0] == ": what request 2 says"

@@ -209,10 +209,25 @@ def test_nothing_is_hidden_and_no_line_can_be_mistaken_for_one_of_ours() -> None
     assert text == visible(text)
 
 
-def test_what_a_broader_answer_allows_is_never_cut() -> None:
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("allows_always", [False, True])
+def test_what_a_broader_answer_allows_is_never_cut(allows_always: bool) -> None:
     many = [f"command-{number} *" for number in range(100)]
+    given: dict[str, Json] = {"command": "x", "workdir": "a/" + "./" * 300}
+    asked = replace(
+        BASH, always=many, allows_always=allows_always, directory="/w", tool_input=given
+    )
 
-    assert ", ".join(many) in interrupt_text((replace(BASH, always=many, allows_always=False),))
+    (listed,) = [
+        line
+        for line in interrupt_text((asked,)).splitlines()
+        if line.startswith('"yes for this task" would mean: ')
+    ]
+
+    assert f"in /w/./{given['workdir']} (no redirection" in listed
+    assert listed.endswith(f"that fit {', '.join(many)}")
+    assert "command-1" not in accepted(asked)
+    assert 'all that the request lists under "yes for this task"' in accepted(asked)
 
 
 def test_a_question_lists_its_options_by_number() -> None:

@@ -14,8 +14,8 @@ import orjson
 from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
 from opencode_a2a.printable import visible, visible_line
-from opencode_a2a.turns.answers import accepted, groups, in_program
-from opencode_a2a.turns.shell import can_be_wider, command_line, wider_patterns
+from opencode_a2a.turns.answers import accepted, groups, in_program, wider_grant
+from opencode_a2a.turns.shell import can_be_wider, command_line
 
 TITLES = {
     "bash": "run a command",
@@ -35,8 +35,6 @@ _IN_DIFF = {"filePath", "replaceAll"}
 """Fields of the tools that change files, whose effect the patch shows."""
 _LINES_IN_DIFF = {"oldString", "newString", "content"}
 """The same, if the patch has each of their lines: OpenCode takes common indentation away."""
-_ROOM = 400
-"""Characters of what a broader answer allows for which the sentence about answers has room."""
 _SAYING = {"bash", "shell", "task"}
 """Tools whose ``description`` is what the agent says about the call."""
 
@@ -123,12 +121,12 @@ def _permission(asked: Interrupted) -> Iterator[str]:
     said = given.get("description") if asked.tool in _SAYING else None
     if words := record.get("description") or said:
         yield _block("The agent says", words)
-    patterns = asked.always if asked.allows_always else wider_patterns(asked)
-    wider = ", ".join(map(visible_line, patterns))
-    if wider and asked.allows_always:
-        yield f"Always would mean: {wider}"
-    elif len(wider) > _ROOM and can_be_wider(asked):
-        yield f'"yes for this task" would mean: {wider}'
+    if asked.allows_always and asked.always:
+        yield f"Always would mean: {', '.join(map(visible_line, asked.always))}"
+    if can_be_wider(asked):
+        allowed, has_room = wider_grant(asked)
+        if not has_room:
+            yield f'"yes for this task" would mean: {allowed}'
 
 
 def _sent(asked: Interrupted, record: JsonObject) -> Iterator[str]:

@@ -686,6 +686,7 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
         if isinstance(patterns, list) and not is_question
         else [],
         always=[p for p in wider if isinstance(p, str)],
+        tool_input=as_object(as_object(details.get("tool")).get("input")) or None,
         questions=questions if is_question else [],
         number=number if isinstance(number, int) else None,
     )

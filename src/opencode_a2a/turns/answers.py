@@ -191,6 +191,8 @@ _SCOPES: dict[str, Scope] = {
 }
 _NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*+[:.)])?\s++(?P<rest>.*)", re.DOTALL)
 """An answer to a question among several requests: ``2: Red``."""
+_ROOM = 500
+"""Characters of what a broader answer allows for which the sentence about answers has room."""
 
 
 def understand(message: Message, pending: Sequence[Interrupted], last_seen: int) -> Meaning:
@@ -476,6 +478,27 @@ def only_an_answer(message: Message) -> bool:
     return not said["rest"].strip(" .!") or any(said[name] for name in which)
 
 
+def wider_grant(asked: Interrupted) -> tuple[str, bool]:
+    """Return all that "yes for this task" would allow, and whether a sentence has room for it.
+
+    Nothing of it is cut: the model chooses the patterns and the directory, and what is not shown
+    would be granted all the same. Whoever leaves it out of a sentence has to list it.
+    """
+    covered = ", ".join(map(visible_line, wider_patterns(asked)))
+    text = f"what fits {covered}"
+    if asked.permission == SHELL:
+        place = directory_of(asked)
+        within = "" if place in (None, asked.directory) else f" in {visible_line(place)}"
+        exact = "" if exact_command(asked) is None else "exactly this"
+        plain = f"plain commands{within} (no redirection, pipe, …) that fit {covered}"
+        if not covered:
+            plain = f" command{within}"
+        text = f"{exact} and {plain}" if exact and covered else f"{exact}{plain}"
+    elif covered == "*":
+        text = f"every use of {visible_line(asked.permission or '')}"
+    return text, len(text) <= _ROOM
+
+
 def accepted(asked: Interrupted) -> str:
     """Return the sentence that says which answers are understood."""
     if asked.type == "plan":
@@ -487,23 +510,12 @@ def accepted(asked: Interrupted) -> str:
         always = ' "always" to allow it from now on,' if asked.allows_always else ""
         unheard = "" if asked.tells_reason else " (this OpenCode does not give it to the model)"
         if can_be_wider(asked):
-            covered = ", ".join(map(visible_line, wider_patterns(asked)))
-            fitting = (
-                f"what fits {covered}"
-                if covered != "*"
-                else f"every use of {visible_line(asked.permission or '')}"
-            )
-            if asked.permission == SHELL:
-                place = directory_of(asked)
-                within = "" if place in (None, asked.directory) else f" in {visible_line(place)}"
-                exact = "" if exact_command(asked) is None else "exactly this"
-                plain = f"plain commands{within} (no redirection, pipe, …) that fit {covered}"
-                if not covered:
-                    plain = f" command{within}"
-                fitting = f"{exact} and {plain}" if exact and covered else f"{exact}{plain}"
+            allowed, has_room = wider_grant(asked)
+            if not has_room:
+                allowed = 'all that the request lists under "yes for this task"'
             always = (
                 ' "yes for this task" or "yes for this conversation" to allow '
-                f"{fitting[:500]} without being asked again,{always}"
+                f"{allowed} without being asked again,{always}"
             )
         return (
             f'Answer "once" (or "yes") to allow it this time,{always} '

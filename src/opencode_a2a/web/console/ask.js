@@ -136,6 +136,7 @@ function permissionForm({ permission, patterns = [], replies = ["once", "reject"
   const everything = always.includes("*");
   const workdir = commands && typeof tool?.input?.workdir === "string" ? tool.input.workdir : null; // what is allowed elsewhere is asked for
   const what = everything ? `every use of ${visible(permission)}, whatever it is for` : null;
+  const again = commands && scopes.length > 0 && "exactly this command"; // it may be one that no pattern is for
   const sure = h("div", { class: "sure", hidden: true, role: "group", "aria-label": "Are you sure?" });
   const wider = [...scopes.map((scope) => [scope, { reply: "once", scope }]), ...(replies.includes("always") ? [["always", { reply: "always" }]] : [])].map(([name, params]) => {
     const label = LABELS[name] ?? `Allow: ${name}`;
@@ -152,8 +153,8 @@ function permissionForm({ permission, patterns = [], replies = ["once", "reject"
   const scope = scopes.length || replies.includes("always");
   const allowing = h("fieldset", { class: "allowing", "aria-label": "Allow" },
     h("div", { class: "buttons" }, button("Allow once", () => reply("permission.reply", { reply: "once" }), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Only this request.")),
-    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking", workdir && [", in ", h("code", {}, marked(workdir))], ": ", what ?? (always.length ? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "]) : "exactly this command")),
-      h("div", { class: "buttons" }, wider), replies.includes("always") ? h("p", { class: "note" }, "“Always allow” holds for everybody who uses this service.") : null, sure) : null);
+    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking", scopes.length > 0 && workdir && [", in ", h("code", {}, marked(workdir))], ": ", what ?? [again, again && always.length > 0 && " and ", always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "])]),
+      h("div", { class: "buttons" }, wider), replies.includes("always") ? h("p", { class: "note" }, `“Always allow” holds for everybody who uses this service${workdir === null ? "" : ", in every directory"}.`) : null, sure) : null);
   const reader = tells_reason ? "for the agent" : "which this OpenCode does not tell the agent";
   const reason = h("input", { "aria-label": `Why not, ${reader} (optional)`, placeholder: tells_reason ? "Why not? The agent reads this (optional)" : "Why not? Kept here; the agent is not told (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
