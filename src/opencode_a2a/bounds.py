@@ -1,13 +1,16 @@
-"""Bounds in space and time: a mapping that forgets, and waits that end."""
+"""Bounds in space and time: a mapping that forgets, waits that end, and threads that may hang."""
 
 import asyncio
+import threading
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class Recent(OrderedDict[K, V]):
@@ -64,3 +67,36 @@ class Stop:
             raise StoppedError from None
         finally:
             self._waiting = None
+
+
+class DaemonThreads:
+    """Threads for calls that may hang, at most ``most`` at once; one that hangs counts.
+
+    No pool: its threads are waited for at the end of the process, and whatever else needs a thread
+    of the loop's pool would wait for them too.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._room = asyncio.Semaphore(most)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return what a call returns in a thread; if that is given up, the thread continues."""
+        await self._room.acquire()
+        loop, result = asyncio.get_running_loop(), Future[T]()
+        result.set_running_or_notify_cancel()  # the thread ends it, and nobody else
+
+        def run() -> None:
+            try:
+                result.set_result(call())
+            except Exception as error:
+                result.set_exception(error)
+            with suppress(RuntimeError):  # the loop is closed: the service has ended
+                loop.call_soon_threadsafe(self._room.release)
+
+        try:
+            threading.Thread(target=run, name=self._name, daemon=True).start()
+        except RuntimeError:  # there are too many
+            self._room.release()
+            raise
+        return await asyncio.wrap_future(result)

@@ -267,6 +267,8 @@ class Interrupted:
     """The message of the tool call: a provider may use the id of a call again in another one."""
     links: dict[str, str] = field(default_factory=dict[str, str])
     """Where the files really are that the request names by a symbolic link."""
+    links_unknown: bool = False
+    """Whether that could not be found out, though this machine has the same files."""
     changes: list[PatchedFile] = field(default_factory=list[PatchedFile])
     """What a patch does to each of its files."""
     tells_reason: bool = True

@@ -208,6 +208,22 @@ async def test_a_person_is_told_that_always_is_for_every_directory(
     assert "without asking, in out: exactly this command and make *" in told[1]
 
 
+@pytest.mark.requirement("I24")
+async def test_a_person_is_told_that_it_could_not_be_found_out_where_files_are(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+
+    told = await page.evaluate(
+        """async () => {
+          const { subject } = await import("./console/subject.js");
+          return subject({ permission: "edit", patterns: ["a"], links_unknown: true }).textContent;
+        }"""
+    )
+
+    assert told.endswith("Where these files really are could not be found out.")
+
+
 async def test_a_person_is_told_where_the_agent_does_not_read_the_reason(
     look: Look, service: Running
 ) -> None:

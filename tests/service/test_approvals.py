@@ -1,5 +1,6 @@
 """What a person is shown of a request, whatever the agent and its provider send."""
 
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from opencode_a2a.jsonguard import TOO_DEEP
+from opencode_a2a.turns import files
 from tests.support.asking import AskingOpenCode, Request
 from tests.support.caller import Caller
 from tests.support.front import started
@@ -113,3 +115,38 @@ async def test_a_letter_in_chat_names_the_directory_and_the_command_that_it_allo
 
     assert within.splitlines()[0] == " in packages/./.: exactly this command, make *"
     assert other.splitlines()[0] == ": what request 2 says"
+
+
+UNKNOWN = "Where these files really are could not be found out."
+
+
+@pytest.mark.requirement("I24")
+async def test_a_request_tells_that_a_file_system_does_not_say_where_its_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+
+    def hang(_: object) -> None:
+        hangs.wait()
+
+    monkeypatch.setattr(files, "looked_up", hang)
+    asked = Request(
+        "edit", ("a.py",), {"filepath": "a.py"}, tool="edit", input={"filePath": "a.py"}
+    )
+    command = Request("bash", ("ls",), {}, ("ls *",), "bash", {"command": "ls"})
+    (tmp_path / "workspace").mkdir()
+    opencode = AskingOpenCode(tmp_path / "workspace", {"do it": asked, "look": command})
+    try:
+        async with opencode.running(), started(opencode, tmp_path / "state") as running:
+            caller = Caller(running)
+            waiting = await caller.send("do it")
+            ended = await caller.send("yes", task=waiting.id)
+            look = await caller.send("look")
+    finally:
+        hangs.set()
+
+    assert UNKNOWN in waiting.said
+    assert waiting.interrupt["details"]["links_unknown"] is True
+    assert ended.state == "completed"
+    assert UNKNOWN not in look.said  # it names no file
+    assert "links_unknown" not in look.interrupt["details"]

@@ -244,6 +244,7 @@ ASKED = Interrupted(
     expires_at=2,
     default="the request is rejected and the turn continues",
     number=1,
+    links_unknown=True,
     questions=[Question("q?", "Q", [QuestionOption("a")])],
 )
 EVENTS: list[TurnEvent] = [

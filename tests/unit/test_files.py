@@ -1,7 +1,10 @@
 """Where the files are that a request is about."""
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,3 +139,29 @@ def test_the_record_decides_where_the_patch_says_something_else() -> None:
         PatchedFile("change", "e"),
     ]
     assert changes(asked("/w", {}, {})) == []
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("unreadable", ["", "src", "src/b.py"])
+def test_what_cannot_be_read_is_not_taken_for_what_is_not_there(
+    root: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    given: JsonObject = {"patchText": patch("*** Add File: src/b.py")}
+    request = asked(str(root), {}, given)
+    readable = seen(request)
+    whole, stat, lstat = str(root.resolve()), os.stat, os.lstat
+    blocked = f"{whole}/{unreadable}".rstrip("/")
+
+    def refuse(path: Any, **more: Any) -> os.stat_result:
+        if f"{path}/".replace(str(root), whole).startswith(f"{blocked}/"):
+            raise PermissionError(errno.EACCES, "denied")
+        return (stat if more else lstat)(path, **more)
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    if not unreadable:
+        monkeypatch.setattr(os, "stat", refuse)
+    found = seen(request)
+
+    assert (readable.links_unknown, found.links_unknown) == (False, True)
+    assert [one.replaces for one in readable.changes] == [False]
+    assert [one.replaces for one in found.changes] == [None]

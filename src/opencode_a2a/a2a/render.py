@@ -259,6 +259,7 @@ def interrupt(event: Interrupted, scopes: Sequence[Scope] = ("task", "context"))
             tool=tool,
             tells_reason=None if event.tells_reason else False,
             links={**event.links} or None,
+            links_unknown=event.links_unknown or None,
             changes=[compact(**asdict(change)) for change in event.changes] or None,
         )
     elif event.type == "plan":

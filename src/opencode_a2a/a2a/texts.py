@@ -100,8 +100,7 @@ def _permission(asked: Interrupted) -> Iterator[str]:
             yield _block(f"Change of {visible_line(_short(head[1], asked))}", value[head.end() :])
         elif value:
             yield _block(label, value)
-    for path, real in asked.links.items():
-        yield f"A symbolic link leads from {visible_line(path)} to {visible_line(real)}"
+    yield from _links(asked)
     rest = [(key, value) for key, value in record.items() if key not in {*_SHOWN, "description"}]
     match record:
         case {"files": [*files]} if files and asked.changes:
@@ -127,6 +126,14 @@ def _permission(asked: Interrupted) -> Iterator[str]:
         allowed, has_room = wider_grant(asked)
         if not has_room:
             yield f'"yes for this task" would mean: {allowed}'
+
+
+def _links(asked: Interrupted) -> Iterator[str]:
+    """Yield where files really are that the request names by a symbolic link."""
+    for path, real in asked.links.items():
+        yield f"A symbolic link leads from {visible_line(path)} to {visible_line(real)}"
+    if asked.links_unknown:
+        yield "Where these files really are could not be found out."
 
 
 def _sent(asked: Interrupted, record: JsonObject) -> Iterator[str]:

@@ -144,7 +144,7 @@ _INTERRUPT_FIELDS = (
 )  # fmt: skip
 _DETAIL_FIELDS = (
     "permission", "patterns", "always", "replies", "scopes", "questions",
-    "origin", "metadata", "tool", "links", "changes", "tells_reason",
+    "origin", "metadata", "tool", "links", "links_unknown", "changes", "tells_reason",
 )  # fmt: skip
 _USAGE_FIELDS = (
     "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens",

@@ -7,8 +7,6 @@ never logged: neither are its URL and the text of its response.
 
 import asyncio
 import smtplib
-import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
@@ -19,7 +17,7 @@ import orjson
 from pydantic import SecretStr
 
 from opencode_a2a import __version__
-from opencode_a2a.bounds import Recent
+from opencode_a2a.bounds import DaemonThreads, Recent
 from opencode_a2a.config import (
     EmailEntry,
     NoticeEntry,
@@ -197,7 +195,7 @@ class EmailTarget:
         self._entry = entry
         self._seconds = seconds
         """How long one step may take."""
-        self._room = asyncio.Semaphore(SMTP_THREADS)
+        self._threads = DaemonThreads("smtp", SMTP_THREADS)
         self._unconfirmed: Recent[str, None] = Recent(UNCONFIRMED)
         """The keys of their notes."""
 
@@ -212,7 +210,7 @@ class EmailTarget:
         mail = _Mail(content)
         try:
             async with asyncio.timeout(SMTP_LIMITS * self._seconds):
-                await self._deliver_in_thread(mail)
+                await self._threads.run(lambda: self._deliver(mail))
         except (OSError, UnicodeEncodeError) as error:  # those of ``smtplib`` are an OSError
             return self._receipt_of(error, mail.stage, note.key)
         return Taken()
@@ -240,39 +238,8 @@ class EmailTarget:
         self._unconfirmed[key] = None
         return Failed("timeout")
 
-    async def _deliver_in_thread(self, mail: _Mail) -> None:
-        await self._room.acquire()
-        mail.stage = _Stage.CONNECTING
-        loop = asyncio.get_running_loop()
-        delivered: asyncio.Future[None] = loop.create_future()
-
-        def end(error: Exception | None) -> None:
-            self._room.release()
-            if delivered.done():  # nobody waits any more
-                return
-            if error is None:
-                delivered.set_result(None)
-            else:
-                delivered.set_exception(error)
-
-        def run() -> None:
-            error: Exception | None = None
-            try:
-                self._deliver(mail)
-            except Exception as raised:
-                error = raised
-            with suppress(RuntimeError):  # the loop is closed: the service has ended
-                loop.call_soon_threadsafe(end, error)
-
-        # Not in a pool of the loop, whose threads are waited for at the end of the process.
-        try:
-            threading.Thread(target=run, name="smtp", daemon=True).start()
-        except RuntimeError:  # there are too many
-            self._room.release()
-            raise
-        await delivered
-
     def _deliver(self, mail: _Mail) -> None:
+        mail.stage = _Stage.CONNECTING
         entry, trust = self._entry, machine_trust()
         port = entry.port or _PORTS[entry.security]
         if entry.security == "tls":

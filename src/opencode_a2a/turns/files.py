@@ -6,6 +6,7 @@ approves has to know more, as far as the call tells it and this machine has the 
 Its parsers of patches differ, and both take some that say one thing and do another.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ _KINDS: Final[dict[str, Kind]] = {
     "move": "move",
 }
 """The kinds in a patch, and in OpenCode's record by its ``type`` (1.x) or ``status`` (2.x)."""
+_NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""The errors which say that there is no file by a name."""
 
 
 def changes(asked: Interrupted) -> list[PatchedFile]:
@@ -93,26 +96,50 @@ def _short(asked: Interrupted, path: str) -> str:
     return path.removeprefix(root) if len(root) > 1 else path
 
 
+def are_named(asked: Interrupted) -> bool:
+    """Whether a request names files."""
+    return next(_named(asked), None) is not None
+
+
 def looked_up(asked: Interrupted) -> Interrupted:
     """Return a request with what the file system tells about its files.
 
-    That may take long: call it in a thread.
+    That may hang: call it in a thread that nothing waits for.
     """
-    if asked.directory is None or not Path(asked.directory).is_dir():  # it is on another machine
-        return asked
+    try:
+        if asked.directory is None or not Path(asked.directory).is_dir():
+            return asked  # it is on another machine
+    except OSError:  # such as one that this user may not read
+        return replace(asked, links_unknown=True)
     seen = [
-        replace(one, replaces=os.path.lexists(_whole(asked, one.to or one.path)))
+        replace(one, replaces=_exists(_whole(asked, one.to or one.path)))
         if one.kind in ("add", "move")
         else one
         for one in asked.changes
     ]
-    return replace(asked, links=_links(asked, asked.directory), changes=seen)
+    links, unknown = _links(asked, asked.directory)
+    return replace(asked, links=links, links_unknown=unknown, changes=seen)
 
 
-def _links(asked: Interrupted, root: str) -> dict[str, str]:
-    """Return the real paths of the files that a request names by a symbolic link."""
+def _exists(path: str) -> bool | None:
+    """Whether there is something by a name, if only a link; None if that cannot be told."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return False if error.errno in _NO_SUCH_NAME else None
+    except ValueError:
+        return False
+    return True
+
+
+def _links(asked: Interrupted, root: str) -> tuple[dict[str, str], bool]:
+    """Return the real paths of the files that a request names by a symbolic link.
+
+    And whether some could not be found out.
+    """
     found: dict[str, str] = {}
     seen: set[str] = set()
+    unknown = False
     for path in _named(asked):
         whole = Path(_whole(asked, path))
         if str(whole) in seen:
@@ -122,11 +149,15 @@ def _links(asked: Interrupted, root: str) -> dict[str, str]:
             real = os.path.realpath(whole)
             inside = whole.is_relative_to(root)
             plain = Path(os.path.realpath(root)) / whole.relative_to(root) if inside else whole
-        except (OSError, ValueError):  # there is no such name
+        except ValueError:  # there is no such name
+            continue
+        except OSError:
+            unknown = True
             continue
         if real != str(plain):
             found[path] = real
-    return found
+        unknown = unknown or _exists(real) is None  # a step that cannot be read counts as no link
+    return found, unknown
 
 
 def _whole(asked: Interrupted, path: str) -> str:

@@ -30,6 +30,7 @@ import asyncio
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 
 import structlog
 
@@ -240,11 +241,14 @@ class WorkInterrupts:
         known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         if known is None:
             asked = replace(asked, changes=files.changes(asked))
-            try:
-                async with asyncio.timeout(LINKS_SECONDS):
-                    asked = await asyncio.to_thread(files.looked_up, asked)
-            except TimeoutError:
-                logger.warning("symbolic links not followed", directory=asked.directory)
+            if files.are_named(asked):
+                try:
+                    async with asyncio.timeout(LINKS_SECONDS):
+                        asked = await self.shared.look_ups.run(partial(files.looked_up, asked))
+                except TimeoutError:
+                    asked = replace(asked, links_unknown=True)
+                if asked.links_unknown:
+                    logger.warning("symbolic links not followed", directory=asked.directory)
         asked = await self.shared.store_asked(self.owner, asked, known)
         interrupt.asked, interrupt.for_person = asked, known is None
         if known is None:

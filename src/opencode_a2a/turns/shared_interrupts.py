@@ -11,6 +11,7 @@ import orjson
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import DaemonThreads
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Interrupted, Resumed, load_known
@@ -38,6 +39,9 @@ from opencode_a2a.turns.interrupt_state import (
 from opencode_a2a.turns.policy import Grant, Grants, add_grant, audit_grant, expiry_text
 from opencode_a2a.turns.shell import says_more
 
+LOOK_UPS = 8
+"""Requests whose files are looked up at once; one that was given up counts until that ends."""
+
 
 class SharedInterrupts:
     """What all turns and errands share: the interrupts that are open, their table, OpenCode."""
@@ -50,6 +54,9 @@ class SharedInterrupts:
         self.console_answers = settings.console_answers
         """Whether people may answer past this service, at OpenCode's own terminal."""
         self._rights = settings.auth.rights
+        self.look_ups = DaemonThreads("look-up", LOOK_UPS)
+        """Where it is looked up where files are: a file system may hang, and nothing else with it.
+        """
         self.sessions_with_turn: dict[SessionId, Asker] = {}
         """The turn that runs in a session: it is asked everything that the session asks."""
         self.open: dict[RequestId, Interrupt] = {}

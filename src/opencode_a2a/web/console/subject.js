@@ -44,7 +44,7 @@ function field(label, value) {
   return h("div", { class: `field${text.length < 60 && !text.includes("\n") ? " short" : ""}` }, h("span", { class: "label" }, marked(label)), h("pre", {}, marked(text)));
 }
 
-export function subject({ permission, patterns = [], metadata = {}, tool, links = {}, changes = [] }) {
+export function subject({ permission, patterns = [], metadata = {}, tool, links = {}, links_unknown: unknown, changes = [] }) {
   // A repeated call is told as the tool and its input.
   const repeated = permission === "doom_loop" && metadata.input;
   const { name, input = {} } = repeated ? { name: metadata.tool, input: metadata.input } : tool ?? {};
@@ -80,6 +80,7 @@ export function subject({ permission, patterns = [], metadata = {}, tool, links 
   if (name === PROGRAM && permission !== PROGRAM) nodes.push(h("p", { class: "bad" }, "The arguments of this call are not known: OpenCode tells only the program that makes it, and that may make it with any arguments."));
   if (!repeated && tool?.call_id && !tool.input) nodes.push(h("p", { class: "bad" }, "The input of this call is not known: OpenCode did not tell it."));
   Object.entries(links).forEach(([path, real]) => nodes.push(h("p", { class: "bad" }, "A symbolic link leads from ", h("code", {}, marked(path)), " to ", h("code", {}, marked(real)))));
+  if (unknown) nodes.push(h("p", { class: "bad" }, "Where these files really are could not be found out."));
   nodes.push(...diffs);
   const says = SAYS.includes(name);
   const words = new Set([description, says && input.description].filter(Boolean).map(written));
