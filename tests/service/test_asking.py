@@ -1,6 +1,7 @@
 """Tasks that wait for a person: what they ask, and what may be answered."""
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,7 @@ async def test_parallel_permissions_are_named_by_number_or_all_at_once(
     assert "Request 2:" in task.said
     assert task.interrupt["number"] == 1
     assert unclear.refuses(PARAMS) == ["message.parts"]
+    assert "the number of the one you mean (1, 2), such as " in unclear.content.decode()
     assert unknown.refuses(UNSUPPORTED) == []
     assert ended.state == "completed"
     assert ended.history == ["run both", "yes to all"]
@@ -431,6 +433,8 @@ async def test_a_yes_for_one_of_several_tasks_stays_refused_when_one_is_left(
     again = await caller.ask("send", unclear)
 
     assert refused.refuses(UNSUPPORTED) == []
+    named = re.search(rb"Name one with taskId \((\S+), (\S+)\), or set ", refused.content)
+    assert {*(named.groups() if named else ())} == {first.id.encode(), second.id.encode()}
     assert again.refuses(UNSUPPORTED) == []
     assert (await caller.get(second.id)).state == "input_required"
 

@@ -156,6 +156,7 @@ async def test_open_tasks_of_a_caller_are_limited(serve: Serve, opencode: FakeOp
         caller = Caller(service, wire)
         answer = await caller.ask("send", caller.message("hello"))
         assert b"LIMIT_EXCEEDED" in answer.content
+        assert b"has 1 tasks that have not ended, which is the limit" in answer.content
         assert answer.status == (200 if wire.rpc else 429)
     opencode.release()
     await caller.ended(task.id)

@@ -210,7 +210,7 @@ class Operations:
         if len(waiting) > 1:
             ids = [state.ref.id for state in waiting]
             return UnsupportedOperationError(
-                f"{error} Name one with taskId, {instead}: {', '.join(ids)}", task_ids=[*ids]
+                f"{error} Name one with taskId ({', '.join(ids)}), {instead}", task_ids=[*ids]
             )
         (state,) = waiting
         question = interrupt_text(state.status.pending)

@@ -76,8 +76,8 @@ class Submitted:
 
 logger = structlog.get_logger(__name__)
 
-OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
-ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try again later"
+OWN_TASKS = "This caller has {} tasks that have not ended, which is the limit; wait for one to end"
+ALL_TASKS = "The service has {} tasks that have not ended, which is the limit; try again later"
 SEVERAL = "Several tasks of this context wait for an answer."
 
 

@@ -419,8 +419,8 @@ def _the_one_seen(pending: Sequence[Interrupted], last_seen: int) -> tuple[Inter
     found = groups(_only_seen(pending, last_seen))
     if len(found) > 1:
         raise NotUnderstoodError(
-            "Several requests are pending; begin the answer with the number of the one you mean, "
-            f'such as "{_names(pending[:1])} yes", or answer "yes to all": {_names(pending)}'
+            "Several requests are pending; begin the answer with the number of the one you mean "
+            f'({_names(pending)}), such as "{_names(pending[:1])} yes", or answer "yes to all"'
         )
     return found[0]
 
