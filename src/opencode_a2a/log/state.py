@@ -129,15 +129,32 @@ class TaskRef:
 
     def visible(self, event: LogEvent) -> bool:
         """Whether readers of this task see an event."""
-        if isinstance(event, Grew | ChannelReplaced | ChannelClosed):
+        if isinstance(event, Grew):  # most events are
             return self.shows_channel(event.channel)
-        if self.output_modes is not None and isinstance(event, ToolChanged | DiffChanged):
-            # Data is shown to those who accept it; as text it would stand amid the answer.
-            patch = isinstance(event, DiffChanged) and bool(event.patch)
-            types = ("application/json", *((DIFF_TYPE,) if patch else ()))
-            return any(accepts(self.output_modes, media_type) for media_type in types)
-        # Of the rest, readers have the messages, and the usage comes with the end.
-        return isinstance(event, ArtifactChanged) or type(event) in STATUS_EVENTS
+        match event:
+            case ChannelReplaced() | ChannelClosed():
+                return self.shows_channel(event.channel)
+            case ToolChanged() | DiffChanged() if self.output_modes is not None:
+                # Data is shown to those who accept it; as text it would stand amid the answer.
+                patch = isinstance(event, DiffChanged) and bool(event.patch)
+                types = ("application/json", *((DIFF_TYPE,) if patch else ()))
+                return any(accepts(self.output_modes, media_type) for media_type in types)
+            case (
+                Progressed()
+                | ArtifactChanged()
+                | SessionBound()
+                | Started()
+                | Interrupted()
+                | Resumed()
+                | Finished()
+                | Recovered()
+            ):
+                return True
+            case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
+                # Readers have the messages, and the usage comes with the end.
+                return False
+            case _:
+                assert_never(event)
 
     def shows_channel(self, channel: Channel) -> bool:
         """Whether readers see a channel.
@@ -220,9 +237,29 @@ class Entry:
 
         Progress that is reported while the task waits does not stop it again.
         """
-        if self.status is None or not isinstance(self.event, Interrupted | Resumed | Finished):
+        if self.status is None:  # as for all text
             return False
-        return self.status.state.terminal or self.status.state.interrupted
+        match self.event:
+            case Interrupted() | Resumed() | Finished():
+                return self.status.state.terminal or self.status.state.interrupted
+            case (
+                Progressed()
+                | Grew()
+                | ChannelReplaced()
+                | ChannelClosed()
+                | ArtifactChanged()
+                | SessionBound()
+                | Started()
+                | UsageCounted()
+                | Accepted()
+                | Added()
+                | Answered()
+                | Recovered()
+                | Unknown()
+            ):
+                return False
+            case _:
+                assert_never(self.event)
 
 
 def bounded(entries: list[Entry]) -> list[Entry]:
