@@ -458,6 +458,16 @@ async def test_a_message_is_sent_once_and_none_is_lost(look: Look, service: Runn
     await expect(page.locator(".turn")).to_have_count(3)
 
 
+async def test_an_answer_that_the_model_did_not_end_itself_is_told(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+    await start(page, script({"say": "half a"}, {"finish": "length"}))
+    await ended(page)
+
+    await expect(page.get_by_text("the model reached the limit of its output")).to_be_visible()
+
+
 async def test_files_are_attached_pasted_and_dropped(look: Look, service: Running) -> None:
     page = await look(f"{service.url}/console#/new")
     await page.get_by_label("Files to attach").set_input_files(

@@ -77,6 +77,16 @@ async def test_json_lines_tell_the_turn(url: str) -> None:
     assert (told[-1]["state"], told[-1]["answer"]) == ("completed", "yes")
 
 
+async def test_an_answer_that_the_model_did_not_end_itself_is_told(url: str) -> None:
+    text = script({"say": "half a"}, {"finish": "length"})
+    result = await run("call", url, text)
+    told = orjson.loads((await run("call", url, text, "--json")).stdout.splitlines()[-1])
+
+    assert result.stdout == "half a\n"
+    assert "the model reached the limit of its output" in result.stderr
+    assert told["cut_short"] is True
+
+
 async def test_the_exit_status_tells_the_end(url: str) -> None:
     failed = await run("call", url, script({"error": 400, "message": "no such thing"}))
     usage = await run("call", url)

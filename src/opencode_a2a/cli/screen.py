@@ -24,6 +24,7 @@ from opencode_a2a.events import Json, JsonObject, Usage
 from opencode_a2a.jsonguard import as_object, text_in
 from opencode_a2a.log.state import TERMINAL, State
 from opencode_a2a.peers.received import (
+    CUT_SHORT,
     SETTLED,
     WAITING,
     AnswerGrew,
@@ -113,7 +114,8 @@ class JsonLines:
                     "questions": [asdict(question) for question in event.asked.questions],
                 }
             ids: JsonObject = {"task_id": self._task.task_id, "context_id": self._task.context_id}
-            return line | ids | {"answer": self._task.answer}
+            cut: JsonObject = {"cut_short": True} if self._task.cut_short else {}
+            return line | ids | {"answer": self._task.answer} | cut
         progress: Json = event.progress and {
             "type": event.progress.type,
             "status": event.progress.status,
@@ -317,6 +319,8 @@ def report_end(talk: "Talk", task: PeerTask) -> None:
     elif status.state is not State.COMPLETED:
         word, text = state_word(status.state), indented(status.text or "").strip()
         click.echo(f"{word}: {text}" if text else word, err=True)
+    elif task.cut_short:
+        click.echo(CUT_SHORT, err=True)
     if sys.stderr.isatty():
         used = task.usage or Usage()
         took = spent(None, used.read, used.written, used.cost)

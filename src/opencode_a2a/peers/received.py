@@ -412,6 +412,7 @@ PeerEvent = (
     | TaskStatusChanged
 )
 
+CUT_SHORT = "The answer may be cut off: the model reached the limit of its output."
 _PROGRESS_NAMES = {
     "retry": "Retrying",
     "queue": "Queued",
@@ -475,6 +476,8 @@ class PeerTask:
         """Whether the task has ended or waits for somebody, and no new message was sent since."""
         self.usage: Usage | None = None
         """The tokens and costs of the task with its sub-agents, if the peer reports them."""
+        self.cut_short = False
+        """Whether the answer of a completed task may end in the middle; see ``CUT_SHORT``."""
         self.last_words: str | None = None
         """The text of the last status: its message, or its progress."""
         self._channels: dict[tuple[str, str], _Channel] = {}
@@ -570,6 +573,8 @@ class PeerTask:
         before, self.status = self.status, status
         self.usage = read_usage(metadata) or self.usage
         self.settled, self.asked = status.state in SETTLED, None
+        finish = text_in(as_object(metadata.get("opencode")), "finish")
+        self.cut_short = status.state is State.COMPLETED and finish == "length"
         if status.state is State.COMPLETED and not self._answered and status.message:
             # Many small agents put their whole answer into the last status.
             yield from self._take_artifact(Artifact("status", status.message.parts), append=False)

@@ -134,7 +134,9 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
     const session = shared.session?.id;
     // The message of a completed task is its answer, which is there already.
     const words = state !== "completed" && task.status.message;
-    fill(tail, words && h("p", { class: state === "failed" ? "bad box" : "note" }, textOf(words)),
+    const cut = state === "completed" && opencode.finish === "length";
+    fill(tail, cut && h("p", { class: "note" }, "The answer may be cut off: the model reached the limit of its output."),
+      words && h("p", { class: state === "failed" ? "bad box" : "note" }, textOf(words)),
       h("p", { class: "ids" }, opencode.directory && h("span", {}, opencode.directory), copyButton(id, "Copy task id"),
         session && [h("a", { href: `#/session/${session}` }, "Session"), copyButton(session, "Copy session id")]));
   }
