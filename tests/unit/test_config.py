@@ -1094,6 +1094,14 @@ def test_a_message_needs_the_address_for_its_link_and_somebody_it_is_for() -> No
         (notifying({"kind": "pager"}), "A2A_NOTIFY: entry 1: 'kind' should be one of 'ntfy', "),
         (notifying({}), "A2A_NOTIFY: entry 1: 'kind' is missing"),
         ({"A2A_NOTIFY": json.dumps(NTFY)}, "A2A_NOTIFY: should be an array"),
+        (
+            notifying({"kind": "telegram", "token": "123456:ABC-DEF", "chat": []}),
+            "A2A_NOTIFY: entry 1, telegram, chat: should be the id of a chat, such as ",
+        ),
+        (
+            {"A2A_STATIC_AUTH_CREDENTIALS": "[]"},
+            "A2A_STATIC_AUTH_CREDENTIALS: should have an entry",
+        ),
         (notifying({"kind": "slack", "url": "hunter2"}), "A2A_NOTIFY: entry 1, slack, url"),
         (notifying({**NTFY, "url": "http://ntfy.sh/t"}), "A2A_NOTIFY: entry 1, ntfy, url"),
         (notifying({**NTFY, "url": "https://ntfy.sh/"}), "A2A_NOTIFY: entry 1, ntfy, url"),

@@ -353,7 +353,8 @@ def file_part(path: Path) -> Part:
         with path.open("rb") as file:
             content = file.read(_FILE_LIMIT + 1)  # a device has no size, and no end
     except OSError as error:
-        raise click.UsageError(f"cannot read {name}: {error.strerror}") from error
+        given = os.fsencode(path).decode(errors="replace")
+        raise click.UsageError(f"cannot read {given}: {error.strerror}") from error
     if len(content) > _FILE_LIMIT:
         raise click.UsageError(f"{name} is larger than {_FILE_LIMIT // 1024**2} MiB")
     media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"

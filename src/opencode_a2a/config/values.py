@@ -457,6 +457,9 @@ class SlackEntry(NoticeBase):
     """Of an incoming webhook, and as good as a password."""
 
 
+_CHAT = r"^(-?\d+|@\w+)$"
+
+
 class TelegramEntry(NoticeBase):
     kind: Literal["telegram"]
     token: Annotated[
@@ -466,7 +469,15 @@ class TelegramEntry(NoticeBase):
             lambda token: bool(re.fullmatch(r"\d+:[\w-]+", token.get_secret_value())),
         ),
     ]
-    chat: Annotated[str, BeforeValidator(str), Field(pattern=r"^(-?\d+|@\w+)$")]
+    chat: Annotated[
+        str,
+        BeforeValidator(str),
+        _must(
+            "should be the id of a chat, such as -1001234, or @name of a channel",
+            lambda chat: bool(re.fullmatch(_CHAT, chat)),
+        ),
+        Field(pattern=_CHAT),
+    ]
     api_url: HttpUrl = "https://api.telegram.org"
 
 
@@ -579,7 +590,10 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 Credentials = Annotated[
-    tuple[CredentialEntry, ...] | None, BeforeValidator(_decode), Field(min_length=1)
+    tuple[CredentialEntry, ...] | None,
+    BeforeValidator(_decode),
+    _must("should have an entry; leave it out if there is none", lambda entries: entries != ()),
+    Field(min_length=1),
 ]
 PermissionRules = Annotated[tuple[AnswerRule, ...], BeforeValidator(_decode)]
 PeerEntries = Annotated[tuple[PeerEntry, ...], BeforeValidator(_decode)]
