@@ -51,6 +51,8 @@ class Receiver:
         self.received: list[Received] = []
         self.answers: deque[tuple[int, Mapping[str, str]]] = deque()
         """What is answered next: status and headers; then everything is taken."""
+        self.gone: set[str] = set()
+        """The paths at which nobody is any more (410)."""
         self.asked: Callable[[], None] = _nothing
         """Called when a notification has come, before it is answered."""
         self.answered: Callable[[], None] = _nothing
@@ -65,6 +67,7 @@ class Receiver:
         request = Request(scope, receive)
         body = await request.body()
         status, headers = self.answers.popleft() if self.answers else OK
+        status = 410 if request.url.path in self.gone else status
         async with self._arrived:
             self.received.append(Received(request.url.path, request.headers, body))
             self._arrived.notify_all()
