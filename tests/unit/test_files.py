@@ -142,6 +142,24 @@ def test_the_record_decides_where_the_patch_says_something_else() -> None:
 
 
 @pytest.mark.requirement("I24")
+@pytest.mark.parametrize("kept", ["\x1c", "\x1f", "\x85"])
+def test_a_name_in_a_patch_ends_where_javascript_ends_it(root: Path, kept: str) -> None:
+    (root / "out" / f"a{kept}").touch()
+    lines = (
+        f"*** Add File: out/a{kept}",
+        f"*** Update File: b\n*** Move to: out/a{kept}\ufeff\u00a0 ",
+    )
+
+    found = seen(asked(str(root), {}, {"patchText": patch(*lines)}))
+
+    assert found.changes == [
+        PatchedFile("add", f"out/a{kept}", replaces=True),
+        PatchedFile("move", "b", f"out/a{kept}", replaces=True),
+    ]
+    assert [*found.links] == [f"out/a{kept}"]
+
+
+@pytest.mark.requirement("I24")
 @pytest.mark.parametrize("unreadable", ["", "src", "src/b.py"])
 def test_what_cannot_be_read_is_not_taken_for_what_is_not_there(
     root: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str

@@ -181,6 +181,27 @@ def test_a_command_line_that_no_pattern_covers_is_allowed_again_as_it_is() -> No
     assert not second.covers(ANN, again)
 
 
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\u3000", "\x1c", "\x85", "\r", " ", "\n"])
+@pytest.mark.parametrize("line", ["true && sh run.sh", "sh 'run.sh", "true && sh run.sh\\"])
+def test_a_blank_at_an_end_makes_a_command_line_another_one(line: str, blank: str) -> None:
+    both = (line, line + blank), (line + blank, line), (line, blank + line)
+    for allowed, other in both:
+        asked = replace(command(allowed, "sh run.sh"), always=["sh *"])
+        with sa.create_engine("sqlite://").begin() as connection:
+            schema.metadata.create_all(connection)
+            grant = add_grant(connection, ANN, asked, "task", 1)
+
+        assert grant.exact == allowed
+        assert grant.covers(ANN, asked)
+        assert not grant.covers(ANN, command(other, "sh run.sh"))
+
+
+@pytest.mark.parametrize("line", ["\n git status -s", "git status -s\n\t "])
+def test_blanks_of_the_shell_around_a_plain_command_say_nothing(line: str) -> None:
+    assert ECHO.covers(ANN, command(line))
+
+
 @given(st.text(" abe'\"\\$`;&|<>()\n*#x-", max_size=12))
 def test_nothing_that_the_shell_acts_on_is_plain(rest: str) -> None:
     line = f"echo {rest}"

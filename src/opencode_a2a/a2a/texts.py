@@ -15,7 +15,7 @@ from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
 from opencode_a2a.printable import visible, visible_line
 from opencode_a2a.turns.answers import accepted, groups, in_program, wider_grant
-from opencode_a2a.turns.shell import can_be_wider, command_line
+from opencode_a2a.turns.shell import BLANKS, can_be_wider, command_line
 
 TITLES = {
     "bash": "run a command",
@@ -139,12 +139,13 @@ def _links(asked: Interrupted) -> Iterator[str]:
 def _sent(asked: Interrupted, record: JsonObject) -> Iterator[str]:
     """Yield what the record does not tell: patterns, and the rest of the input of the call."""
     given = asked.tool_input or {}
-    told = [command_line(asked), record.get("url"), given.get("filePath")]
+    command = (command_line(asked) or "").strip(BLANKS)
+    told = [record.get("url"), given.get("filePath")]
     told += [path for one in asked.changes for path in (one.path, one.to)]
     if not asked.patterns:
         yield "What this is for could not be read: look at it in OpenCode before you allow it."
     elif asked.patterns != ["*"] and (
-        more := [one for one in asked.patterns if one not in told and one.strip() != told[0]]
+        more := [one for one in asked.patterns if one not in told and one.strip(BLANKS) != command]
     ):
         yield "For: " + ", ".join(map(visible_line, more))
     covered = {key.lower(): value for key, value in record.items()}

@@ -20,6 +20,11 @@ Kind = Literal["add", "change", "delete", "move"]
 
 _HEAD: Final = re.compile(r"\*\*\* (Add|Update|Delete) File: *(.*)")
 """A line of a patch, as the model sends it, that says what happens to a file."""
+_TRIMMED: Final = (
+    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
+"""What ``trim`` of JavaScript takes from a line. ``strip`` of Python takes others: \\x1c, \\x85."""
 _MOVES: Final = "*** Move to:"
 _INDEX: Final = re.compile(r"Index: (/.*)\n")
 """The first line of the change that OpenCode makes of a patch to a file."""
@@ -77,13 +82,13 @@ def _by_patch(sent: str) -> list[PatchedFile]:
     found: list[PatchedFile] = []
     before: re.Match[str] | None = None
     for line in sent.split("\n"):
-        head = _HEAD.match(line.strip())
+        head = _HEAD.match(line.strip(_TRIMMED))
         if line.startswith(" ") and found and found[-1].kind in ("change", "move"):
             head = None  # a line of the file
         if head is not None:
             found.append(PatchedFile(_KINDS.get(head[1], "change"), head[2]))
         elif before is not None and before[1] == "Update" and line.startswith(_MOVES):
-            to = line.removeprefix(_MOVES).strip()
+            to = line.removeprefix(_MOVES).strip(_TRIMMED)
             same = os.path.normpath(to) == os.path.normpath(found[-1].path)
             found[-1] = replace(found[-1], kind="move", to=found[-1].path if same else to)
         before = head

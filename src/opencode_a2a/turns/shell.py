@@ -13,6 +13,9 @@ from posixpath import join
 from opencode_a2a.events import Interrupted
 from opencode_a2a.rights import SHELL
 
+BLANKS = " \t\n"
+"""What separates words in a shell. Python's ``strip`` and ``\\s`` also take blanks of Unicode and
+some control characters, which in a shell belong to a word."""
 _PLAIN = re.compile(
     r"""(?: [^\x00-\x1f\x7f'"\\$`;&|<>()]  # an ordinary character
           | \t
@@ -25,12 +28,15 @@ _PLAIN = re.compile(
 
 
 def command_line(asked: Interrupted) -> str | None:
-    """Return the whole command line that a request is for; None if it is for something else."""
+    """Return the whole command line that a request is for; None if it is for something else.
+
+    As it is: ``exact_command`` grants all of it, and a blank may be escaped.
+    """
     if not _is_command(asked):
         return None
     for source in (asked.metadata, asked.tool_input or {}):
         if isinstance(command := source.get("command"), str):
-            return command.strip()
+            return command
     return None
 
 
@@ -51,8 +57,8 @@ def wider_patterns(asked: Interrupted) -> list[str]:
     """
     if not _is_command(asked):
         return asked.always
-    commands = (command_line(asked), *asked.patterns)
-    return [pattern for pattern in asked.always if pattern not in commands]
+    commands = {one.strip(BLANKS) for one in (command_line(asked) or "", *asked.patterns)}
+    return [pattern for pattern in asked.always if pattern.strip(BLANKS) not in commands]
 
 
 def exact_command(asked: Interrupted) -> str | None:
@@ -92,6 +98,7 @@ def covers(pattern: str, command: str) -> bool:
     Only the star at its end stands for something: the rest is text of the command that asked, in
     which a star or a question mark is one.
     """
+    command = command.strip(BLANKS)
     if not is_plain(command):
         return False
     begin = pattern.removesuffix(" *")
