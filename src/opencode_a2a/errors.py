@@ -464,6 +464,14 @@ class InterruptTypeMismatchError(ServiceError):
     data_fields = ("request_id", "expected_interrupt_type", "actual_interrupt_type")
 
 
+class InterruptChangedError(ServiceError):
+    """What is asked for is not what was shown; it is shown anew, and can be answered again."""
+
+    code, http, status, reason = -31023, 409, "FAILED_PRECONDITION", "INTERRUPT_REQUEST_CHANGED"
+    message = "The request has changed since it was shown"
+    data_fields = ("request_id",)
+
+
 class InterruptExpiredError(ServiceError):
     """The answer came after the deadline."""
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from opencode_a2a.jsonguard import TOO_DEEP
@@ -150,3 +151,52 @@ async def test_a_request_tells_that_a_file_system_does_not_say_where_its_files_a
     assert ended.state == "completed"
     assert UNKNOWN not in look.said  # it names no file
     assert "links_unknown" not in look.interrupt["details"]
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("by_method", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_file_that_becomes_a_link_while_its_request_waits_is_shown_before_it_is_written(
+    tmp_path: Path, by_method: bool, there: bool
+) -> None:
+    note, victim = tmp_path / "workspace" / "note.txt", tmp_path / "victim.txt"
+    given = {"filePath": str(note), "content": "x"}
+    asked = Request("edit", ("note.txt",), {"filepath": str(note)}, tool="write", input=given)
+    async with asked_for(asked, tmp_path) as caller:
+        if there:
+            note.touch()
+
+        async def answer() -> str:
+            if not by_method:
+                message = caller.message("yes", taskId=waiting.id)
+                return (
+                    orjson.loads((await caller.ask("send", message)).content)
+                    .get("error", {})
+                    .get("message", "")
+                )
+            params = {"request_id": waiting.interrupt["request_id"], "reply": "once"}
+            told = await caller.answer("a2a.interrupt.permission.reply", params)
+            return told.get("error", {}).get("message", "")
+
+        waiting = await caller.send("do it")
+        note.unlink(missing_ok=True)
+        note.symlink_to(victim)
+        first = await answer()
+        shown = await caller.get(waiting.id)
+        note.unlink()
+        note.symlink_to(tmp_path / "other.txt")
+        second = await answer()
+        again = await caller.get(waiting.id)
+        await answer()
+        ended = await caller.ended(waiting.id)
+
+    link = f"A symbolic link leads from {note} to "
+    assert link not in waiting.said
+    assert f"{note} now leads to {victim}" in first
+    assert f"{link}{victim}" in shown.said
+    assert shown.interrupt["details"]["links"] == {str(note): str(victim)}
+    assert shown.interrupt["number"] == 1
+    assert f"{note} now leads to {tmp_path}/other.txt" in second
+    assert "requests wait" not in again.said
+    assert f"{link}{tmp_path}/other.txt" in again.said
+    assert ended.state == "completed"

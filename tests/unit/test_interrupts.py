@@ -236,6 +236,10 @@ def test_the_log_is_completed_from_the_table_after_a_crash() -> None:
     assert unlogged(empty, [stored(ASKED, YES)]) == []
     assert unlogged(empty, [stored(numbered, YES, ended("once", "ann"))]) == []
     assert unlogged(Emitted(settled={ASKED.request_id}), [stored(numbered)]) == []
+    # It has changed while it waited, and the log does not show it.
+    changed = replace(numbered, links={"a": "/etc/b"})
+    assert unlogged(Emitted(open={ASKED.request_id: numbered}), [stored(changed)]) == [changed]
+    assert unlogged(Emitted(open={ASKED.request_id: changed}), [stored(changed)]) == []
     # Settled, and killed before the log said so.
     by_yes = stored(ASKED, yes, ended("once", "ann"))
     assert unlogged(logged, [by_yes]) == [Answered(message), ended("once", "ann")]

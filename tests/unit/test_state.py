@@ -231,6 +231,19 @@ REQUEST = TurnRequest(
     Routing(model=ModelRef("p", "m"), rights=Rights("ask"), plan=True),
     rights=Rights("deny", waits=False),
 )
+
+
+def test_a_request_that_is_asked_anew_takes_the_place_of_the_one_before() -> None:
+    state = TaskState(REF)
+    first, second = asked("per_1"), asked("per_2")
+    changed = replace(first, links={"a": "/etc/b"})
+    for event in (first, second, changed):
+        entry = state.apply(event, 1)
+
+    assert state.status.pending == (changed, second)
+    assert entry.stops
+
+
 QUESTION = Interrupted(
     RequestId("que_1"),
     "question",

@@ -17,6 +17,7 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     GrantNotFoundError,
+    InterruptChangedError,
     InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
@@ -83,8 +84,15 @@ INTERRUPTS = Extension(
         "patterns that details.always names. Such a grant is listed, and can be revoked.",
         '"always" is refused unless the deployment allows it: it holds for every session.',
         "A request of another caller looks like one that does not exist.",
+        "Nothing is allowed whose details.links or details.changes are no longer what was shown: "
+        "INTERRUPT_REQUEST_CHANGED. The task shows them anew, and the next answer counts.",
     ),
-    errors=(InterruptNotFoundError, InterruptExpiredError, InterruptTypeMismatchError),
+    errors=(
+        InterruptNotFoundError,
+        InterruptChangedError,
+        InterruptExpiredError,
+        InterruptTypeMismatchError,
+    ),
 )
 _SCOPE: JsonObject = {
     "data_source": "local_interrupt_binding_registry_and_upstream",

@@ -408,7 +408,10 @@ class TaskState:
             case Recovered():
                 self.epochs.append(self.seq)
             case Interrupted():
-                self._move(State.INPUT_REQUIRED, at, pending=(*self.status.pending, event))
+                # One that has changed since it was shown is asked anew, in the same place.
+                asked = {one.request_id: one for one in self.status.pending}
+                pending = tuple((asked | {event.request_id: event}).values())
+                self._move(State.INPUT_REQUIRED, at, pending=pending)
                 if event.type == "plan":
                     self._used = self.status.usage
             case Resumed():

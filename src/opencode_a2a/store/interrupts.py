@@ -55,6 +55,10 @@ def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> Interru
     return row
 
 
+def store_asked(connection: Connection, request_id: str, asked: bytes) -> None:
+    connection.execute(_unsettled(request_id).values(asked=asked))
+
+
 def store_answer(connection: Connection, request_id: str, answer: bytes) -> None:
     connection.execute(_unsettled(request_id).values(answer=answer))
 

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.cluster.fleet import MovedError
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
+    InterruptChangedError,
     InterruptNotFoundError,
     InvalidParamsError,
     ServiceError,
@@ -215,6 +216,8 @@ class Continuing:
                 if task.interrupts is None:
                     raise InterruptNotFoundError(request_id=requests[0])
                 await task.interrupts.answer(requests, answer, in_same_commit)
+        except InterruptChangedError as changed:
+            await self._refuse_unclear(command, log, OutdatedAnswerError(changed.message))
         except ServiceError as refused:
             if isinstance(refused, FINAL_REFUSALS):
                 await self._database.write(message_write(command, log, refusal=refused))

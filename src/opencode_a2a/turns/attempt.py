@@ -252,7 +252,7 @@ class Attempt:
 
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
         """Feed the reader; return the events to write."""
-        out, self._unwritten = self._unwritten, []
+        out, self._unwritten = [*self._unwritten, *self._interrupts.asked_anew()], []
         events: list[Event] = []
         if self._shared.tools is not None and self._calling_turn is not None:
             self._shared.tools.hear(self._calling_turn, items)

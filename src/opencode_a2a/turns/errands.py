@@ -184,7 +184,7 @@ class Errand:
         return over
 
     async def _ask_and_settle(self, events: list[TurnEvent]) -> None:
-        await self.interrupts.ask_and_settle(events)
+        await self.interrupts.ask_and_settle([*self.interrupts.asked_anew(), *events])
         self.interrupts.note_logged()  # an errand has no log
 
 

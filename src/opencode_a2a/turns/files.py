@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
+from opencode_a2a.printable import visible_line
 
 Kind = Literal["add", "change", "delete", "move"]
 
@@ -124,6 +125,25 @@ def looked_up(asked: Interrupted) -> Interrupted:
     ]
     links, unknown = _links(asked, asked.directory)
     return replace(asked, links=links, links_unknown=unknown, changes=seen)
+
+
+def differences(shown: Interrupted, now: Interrupted) -> list[str]:
+    """Say what has changed about the files of a request since it was shown."""
+    said: list[str] = []
+    for path, real in now.links.items():
+        if shown.links.get(path) != real:
+            said.append(f"{visible_line(path)} now leads to {visible_line(real)}")
+    for path, real in shown.links.items():
+        if path not in now.links:
+            said.append(f"{visible_line(path)} no longer leads to {visible_line(real)}")
+    if now.links_unknown and not shown.links_unknown:
+        said.append("where its files really are cannot be found out")
+    for before, after in zip(shown.changes, now.changes, strict=True):
+        if before != after:
+            name = visible_line(after.to or after.path)
+            there = {True: "exists", False: "does not exist", None: "may exist or not"}
+            said.append(f"{name} {there[after.replaces]} now")
+    return said or ["where its files really are is known now"]
 
 
 def _exists(path: str) -> bool | None:

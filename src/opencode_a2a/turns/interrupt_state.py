@@ -137,6 +137,10 @@ class Interrupt:
     implied: Answer | None = None
     """An answer to another request by which OpenCode may settle this one too."""
     timer: asyncio.TimerHandle | None = None
+    changed: Interrupted | None = None
+    """The request as it is now, if that is not what the log shows yet."""
+    shown: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the log shows what has changed, or never will."""
     logged: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the log of the task says how it was settled, or the work stopped before that."""
 
@@ -257,6 +261,11 @@ class StoredInterrupt:
     settled_at: int | None
 
 
+def _files(asked: Interrupted) -> tuple[object, ...]:
+    """Return what can change about a request while it waits."""
+    return asked.links, asked.links_unknown, asked.changes
+
+
 def unlogged(
     emitted: Emitted, stored: Iterable[StoredInterrupt]
 ) -> list[Interrupted | Answered | Resumed]:
@@ -271,6 +280,12 @@ def unlogged(
             # Only requests that a person is asked have a number.
             if resumed is None and one.asked.number and request_id not in emitted.settled:
                 missing.append(one.asked)
+        elif (
+            resumed is None
+            and one.asked.number
+            and _files(one.asked) != _files(emitted.open[request_id])
+        ):
+            missing.append(one.asked)
         elif resumed is not None and resumed.by not in (None, ELSEWHERE):
             if one.answer is None and resumed.by == CLOCK:
                 continue  # the turn has to end because of it

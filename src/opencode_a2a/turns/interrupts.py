@@ -37,6 +37,7 @@ import structlog
 from opencode_a2a.bounds import Stop, StoppedError, wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
+    InterruptChangedError,
     InterruptNotFoundError,
     ServiceError,
     SessionNotFoundError,
@@ -77,7 +78,7 @@ from opencode_a2a.turns.shared_interrupts import SharedInterrupts
 logger = structlog.get_logger(__name__)
 
 LINKS_SECONDS = 1.0
-"""How long a request waits to learn where its files are: a file system may hang."""
+"""How long a request, or an answer, waits to learn where the files are: a file system may hang."""
 CONFIRM_SECONDS = 10.0
 """Seconds in which OpenCode has to confirm an answer that it took."""
 LOST_SECONDS = 1.5
@@ -137,6 +138,8 @@ class WorkInterrupts:
     """Interrupts that are not settled, whether a person is asked or not."""
     _settled: list[Interrupt] = field(default_factory=list[Interrupt])
     """Interrupts that are settled, but not yet in the log."""
+    _shown: list[Interrupt] = field(default_factory=list[Interrupt])
+    """Interrupts that have changed and are about to be in the log as they are now."""
     _refusing: Answer | None = None
     """The refusal by the person who has the turn stopped; it is also for requests that are heard of
     only afterwards."""
@@ -181,6 +184,7 @@ class WorkInterrupts:
         self.connected.set()
         for interrupt in (*self._settled, *self.open.values()):
             interrupt.logged.set()
+            interrupt.shown.set()
         self.changed.set()
         # What refers to each other in a circle stays until the garbage collector finds it.
         self.wake = _wake_nobody
@@ -201,7 +205,12 @@ class WorkInterrupts:
         for event in events:
             match event:
                 case Interrupted():
-                    if event.request_id not in self.shared.open:  # else it is asked already
+                    interrupt = self.open.get(event.request_id)
+                    if interrupt is not None and interrupt.changed is event:
+                        interrupt.asked, interrupt.changed = event, None
+                        self._shown.append(interrupt)
+                        out.append(event)
+                    elif event.request_id not in self.shared.open:  # else it is asked already
                         out.append(await self._ask(event))
                 case Resumed():
                     interrupt = self.open.pop(event.request_id, None)
@@ -240,15 +249,7 @@ class WorkInterrupts:
                 pass  # the turn is aborted next
         known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
         if known is None:
-            asked = replace(asked, changes=files.changes(asked))
-            if files.are_named(asked):
-                try:
-                    async with asyncio.timeout(LINKS_SECONDS):
-                        asked = await self.shared.look_ups.run(partial(files.looked_up, asked))
-                except TimeoutError:
-                    asked = replace(asked, links_unknown=True)
-                if asked.links_unknown:
-                    logger.warning("symbolic links not followed", directory=asked.directory)
+            asked = await self._looked_up(replace(asked, changes=files.changes(asked)))
         asked = await self.shared.store_asked(self.owner, asked, known)
         interrupt.asked, interrupt.for_person = asked, known is None
         if known is None:
@@ -257,6 +258,19 @@ class WorkInterrupts:
             return asked
         self._make_due(interrupt, known)
         return answered_unasked(asked, known)
+
+    async def _looked_up(self, asked: Interrupted) -> Interrupted:
+        """Return a request with what the file system tells about its files now."""
+        if not files.are_named(asked):
+            return asked
+        try:
+            async with asyncio.timeout(LINKS_SECONDS):
+                asked = await self.shared.look_ups.run(partial(files.looked_up, asked))
+        except TimeoutError:
+            asked = replace(asked, links_unknown=True)
+        if asked.links_unknown:
+            logger.warning("symbolic links not followed", directory=asked.directory)
+        return asked
 
     def _arm(self, interrupt: Interrupt) -> None:
         """Wake the turn at the deadline of an interrupt, to give the default answer."""
@@ -352,14 +366,10 @@ class WorkInterrupts:
         ``in_same_commit`` runs in the transaction that stores the answer, before OpenCode gets it.
         """
         await self._wait_connected()  # then the answers that an earlier process stored are known
-        found: list[Interrupt] = []
-        for request_id in request_ids:
-            interrupt = self.open.get(RequestId(request_id))
-            if interrupt is None or not interrupt.accepts(answer):
-                raise InterruptNotFoundError(request_id=request_id[:128])
-            allow_always = self.shared.allows_always
-            check_allowed(self.owner, interrupt.asked, answer, allow_always=allow_always)
-            found.append(interrupt)
+        found = self._accepting(request_ids, answer)
+        if answer.resolution in ("once", "always"):
+            await self._check_as_shown(found)
+            found = self._accepting(request_ids, answer)  # somebody may have answered meanwhile
         before = {interrupt: interrupt.stage for interrupt in found}
         await self._store(found, answer, in_same_commit)
         failed: dict[Interrupt, ServiceError] = {}
@@ -378,6 +388,50 @@ class WorkInterrupts:
             self.wake()  # also because the deadline may have passed meanwhile
         if failed:
             raise _outcome(found, failed)
+
+    def _accepting(self, request_ids: Sequence[str], answer: Answer) -> list[Interrupt]:
+        """Return interrupts by their ids; raise an error if one cannot be answered so."""
+        found: list[Interrupt] = []
+        for request_id in request_ids:
+            interrupt = self.open.get(RequestId(request_id))
+            if interrupt is None or not interrupt.accepts(answer):
+                raise InterruptNotFoundError(request_id=request_id[:128])
+            allow_always = self.shared.allows_always
+            check_allowed(self.owner, interrupt.asked, answer, allow_always=allow_always)
+            found.append(interrupt)
+        return found
+
+    async def _check_as_shown(self, found: Sequence[Interrupt]) -> None:
+        """Refuse to allow what is not what the person was shown, and have that shown anew.
+
+        Another call of the agent may put a link in the place of a file while a request waits.
+        """
+        # With one that OpenCode may have been given the answer to, it may be OpenCode's own change.
+        shown = {one: one.asked for one in found if one.stage is Stage.WAITING}
+        now = await asyncio.gather(*map(self._looked_up, shown.values()))
+        changed = {one: asked for one, asked in zip(shown, now, strict=True) if asked != shown[one]}
+        if not changed:
+            return
+        await self.shared.store_changed([*changed.values()])
+        for interrupt, asked in changed.items():
+            interrupt.changed = asked
+            interrupt.shown.clear()
+        self.wake()
+        await asyncio.gather(*(wait(one.shown, CONFIRM_SECONDS) for one in changed))
+        said = (
+            f"{f'{one.name}: ' if len(found) > 1 else ''}"
+            + ", ".join(files.differences(shown[one], asked))
+            for one, asked in changed.items()
+        )
+        raise InterruptChangedError(
+            f"The request has changed since it was shown: {'; '.join(said)}. Look at it again, and "
+            "repeat the answer if it still holds.",
+            request_id=next(iter(changed)).asked.request_id,
+        )
+
+    def asked_anew(self) -> list[Interrupted]:
+        """Return, for ``ask_and_settle``, the requests that have changed since they were shown."""
+        return [one.changed for one in self.open.values() if one.changed is not None]
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was accepted before."""
@@ -524,6 +578,7 @@ class WorkInterrupts:
                 resolution=resumed.resolution,
             )
         interrupt.stage, interrupt.counted = Stage.SETTLED, counted
+        interrupt.shown.set()
         self._settled.append(interrupt)
         resumed = told_by(resumed, counted)
         grant = await self.shared.store_settled(self.owner, asked, resumed, resumed.scope)
@@ -549,7 +604,10 @@ class WorkInterrupts:
         """Note that these events are in the log: callers of ``answer`` may return."""
         for interrupt in self._settled:
             interrupt.logged.set()
+        for interrupt in self._shown:
+            interrupt.shown.set()
         self._settled.clear()
+        self._shown.clear()
 
     def _note_implied(
         self, asked: Interrupted, answer: Answer, settled_at: int | None = None

@@ -113,6 +113,15 @@ class SharedInterrupts:
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
         return replace(asked, expires_at=row.expires_at, number=row.number)
 
+    async def store_changed(self, asked: Sequence[Interrupted]) -> None:
+        """Store interrupts that have changed since they were asked."""
+
+        def write(connection: Connection) -> None:
+            for one in asked:
+                interrupt_rows.store_asked(connection, one.request_id, orjson.dumps(one))
+
+        await self._database.write(write)
+
     async def store_answer(
         self,
         request_ids: Sequence[str],

@@ -118,6 +118,7 @@ export function turnView(first, { signal, announce, changed, failed, connected, 
     const plan = asked.type === "plan" ? prose.filter((one) => one.kind === "plan") : [];
     prose = prose.filter((one) => !plan.includes(one));
     const card = askCard(asked, { answered, taskId: id, plan: plan.map((one) => one.text.node) });
+    cards.get(asked.request_id)?.remove(); // what it is for has changed since it was shown
     cards.set(asked.request_id, card);
     put(card);
     shown(card);

@@ -133,7 +133,9 @@ async function waiting(answered) {
   const card = (one) => askCard(one, { answered, taskId: one.task_id, elsewhere: true, task: one.task_id && link(named.get(one.task_id), one.task_id),
     plan: texts.has(one.task_id) && h("div", { class: "prose" }, markdown(visible(texts.get(one.task_id)))) });
   const items = [...asked, ...plans].sort((a, b) => (a.expires_at ?? "~") < (b.expires_at ?? "~") ? -1 : 1);
-  return new Map([...items.map((one) => [one.request_id, { id: one.task_id, make: () => card(one) }]),
+  // One that changes while it waits is another card.
+  const as = ({ request_id: key, details: { links, links_unknown: unknown, changes } = {} }) => `${key} ${JSON.stringify([links, unknown, changes])}`;
+  return new Map([...items.map((one) => [as(one), { id: one.task_id, make: () => card(one) }]),
     ...unsigned.map((task) => [`${task.id} ${task.status.timestamp}`, { id: task.id, make: () => signInCard(task, link(task, task.id), answered) }])]);
 }
 
