@@ -200,3 +200,57 @@ async def test_a_file_that_becomes_a_link_while_its_request_waits_is_shown_befor
     assert "requests wait" not in again.said
     assert f"{link}{tmp_path}/other.txt" in again.said
     assert ended.state == "completed"
+
+
+@pytest.mark.requirement("I24")
+async def test_what_was_allowed_for_a_conversation_is_asked_again_where_a_link_leads_elsewhere(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    (out / "in").mkdir(parents=True)
+    (out / "l").symlink_to("/etc")
+
+    def read(name: str) -> Request:
+        path = out / name
+        inside = (f"{path.parent}/*",)
+        record = {"filepath": str(path), "parentDir": str(path.parent)}
+        given = {"filePath": str(path)}
+        return Request("external_directory", inside, record, inside, "read", given)
+
+    cat = Request(
+        "external_directory",
+        (f"{out}/l/*",),
+        {"directories": [f"{out}/l"]},
+        (f"{out}/l/*",),
+        "bash",
+        {"command": f"cat {out}/l/hostname"},
+    )
+    requests = {
+        "secret": read("secret.txt"),
+        "deeper": read("in/x"),
+        "host": read("l/hostname"),
+        "cat": cat,
+    }
+    (tmp_path / "workspace").mkdir()
+    opencode = AskingOpenCode(tmp_path / "workspace", requests)
+    async with opencode.running(), started(opencode, tmp_path / "state") as running:
+        caller = Caller(running)
+        first = await caller.send("secret")
+        await caller.send("yes for this conversation", task=first.id)
+        same = await caller.send("secret", context=first.context_id)
+        deeper = await caller.send("deeper", context=first.context_id)
+        host = await caller.send("host", context=first.context_id)
+        ended = await caller.send("yes", task=host.id)
+        command = await caller.send("cat", context=first.context_id)
+        message = caller.message("yes for this task", taskId=command.id)
+        refused = await caller.ask("send", message)
+        once = await caller.send("yes", task=command.id)
+
+    assert [same.state, deeper.state] == ["completed", "completed"]
+    assert host.state == command.state == "input_required"
+    assert f"A symbolic link leads from {out}/l/hostname to /etc/hostname" in host.said
+    assert f"A symbolic link leads from {out}/l to /etc" in command.said
+    assert "for this task" not in command.said  # the link may lead elsewhere by then
+    assert "scopes" not in command.interrupt["details"]
+    assert b"a symbolic link" in refused.content
+    assert [ended.state, once.state] == ["completed", "completed"]

@@ -4,6 +4,7 @@ import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -225,6 +226,20 @@ def test_a_request_that_cannot_be_read_is_asked_for() -> None:
     assert not everything.covers(ANN, replace(ASKED, tool_input=None))  # it may run elsewhere
     assert exact.covers(ANN, command("pytest > x"))
     assert not exact.covers(ANN, replace(command("pytest > x"), patterns=[]))
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize("permission", ["read", "edit", "external_directory", "bash"])
+@pytest.mark.parametrize("how", [{"links": {"a": "/etc"}}, {"links_unknown": True}])
+def test_a_file_that_a_link_leads_to_is_asked_for(permission: str, how: dict[str, Any]) -> None:
+    grant = replace(FOR_TASK, permission=permission, patterns=("*",))
+    asked = replace(ASKED, permission=permission)
+    elsewhere = replace(asked, **how)
+
+    assert grant.covers(ANN, asked)
+    assert can_be_wider(asked)
+    assert not grant.covers(ANN, elsewhere)
+    assert not can_be_wider(elsewhere)
 
 
 def test_a_question_is_never_answered_by_a_grant() -> None:

@@ -25,6 +25,7 @@ from opencode_a2a.turns.shell import (
     can_be_wider,
     directory_of,
     exact_command,
+    leads_elsewhere,
     says_more,
     wider_patterns,
 )
@@ -116,7 +117,9 @@ def check_allowed(
             raise InvalidParamsError.of("reply", text, text)
         case PermissionReply(scope=str(scope)):
             problem = None
-            if not can_be_wider(asked):
+            if leads_elsewhere(asked):
+                problem = "a symbolic link may lead elsewhere by then"
+            elif not can_be_wider(asked):
                 problem = "OpenCode does not say what else this would allow"
             elif owner is None or (scope == "task" and owner.task_id is None):
                 problem = "the work was not begun by a task"

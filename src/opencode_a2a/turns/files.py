@@ -195,6 +195,7 @@ def _named(asked: Interrupted) -> Iterator[str]:
     told, given = _recorded(asked), asked.tool_input or {}
     values: list[Json] = [
         asked.metadata.get("filepath") if not told else None,  # else it is a list of names
+        *(listed if isinstance(listed := asked.metadata.get("directories"), list) else ()),
         *(one.get(name) for one in told for name in ("filePath", "movePath")),
         *(given.get(name) for name in ("filePath", "path", "workdir")),
         *(path for one in asked.changes for path in (one.path, one.to)),

@@ -247,9 +247,8 @@ class WorkInterrupts:
                 logger.warning("input of a tool call not known", error=error.message)
             except StoppedError:
                 pass  # the turn is aborted next
+        asked = await self._looked_up(replace(asked, changes=files.changes(asked)))
         known = await known_answer(self.shared.settings, self.shared.grants, self.owner, asked)
-        if known is None:
-            asked = await self._looked_up(replace(asked, changes=files.changes(asked)))
         asked = await self.shared.store_asked(self.owner, asked, known)
         interrupt.asked, interrupt.for_person = asked, known is None
         if known is None:
@@ -583,13 +582,16 @@ class WorkInterrupts:
         resumed = told_by(resumed, counted)
         grant = await self.shared.store_settled(self.owner, asked, resumed, resumed.scope)
         if grant is not None:
+            others = [other for other in self.open.values() if other.stage is Stage.WAITING]
+            others = [other for other in others if grant.covers(self.owner, other.asked)]
+            now = await asyncio.gather(*(self._looked_up(other.asked) for other in others))
             covered = [
                 other
-                for other in self.open.values()
+                for other, asked_now in zip(others, now, strict=True)
                 # An answer that could not be delivered yet is that person's word on it.
                 if other.stage is Stage.WAITING
                 and other.given is None
-                and grant.covers(self.owner, other.asked)
+                and grant.covers(self.owner, asked_now)
             ]
             allowed = Answer(PermissionReply("once"), grant.by)
             await self._store(covered, allowed, insist=True)

@@ -32,6 +32,7 @@ from opencode_a2a.turns.shell import (
     directory_of,
     exact_command,
     is_plain,
+    leads_elsewhere,
     wider_patterns,
 )
 
@@ -70,10 +71,11 @@ class Grant:
         return f"grant:{self.id}"
 
     def covers(self, owner: Owner, asked: Interrupted) -> bool:
-        """Whether this grant allows a request."""
+        """Whether this grant allows a request, of which the links are known."""
         return (
             asked.type == "permission"
             and bool(asked.patterns)  # else they could not be read
+            and not leads_elsewhere(asked)
             and (owner.principal, owner.context_id) == (self.principal, self.context_id)
             and self.task_id in (None, owner.task_id)
             and (asked.permission, _place(asked)) == (self.permission, self.directory)

@@ -78,9 +78,19 @@ def says_more(asked: Interrupted) -> bool:
     return bool(asked.patterns and asked.always)
 
 
+def leads_elsewhere(asked: Interrupted) -> bool:
+    """Whether a symbolic link leads to a file of a request, or may do so.
+
+    Patterns are of names. What a link leads to may be anywhere, and elsewhere the next time, so
+    that such a request is allowed by nothing that was said before, and this once only.
+    """
+    return bool(asked.links) or asked.links_unknown
+
+
 def can_be_wider(asked: Interrupted) -> bool:
     """Whether a broader answer to a request would allow anything besides it."""
-    return says_more(asked) and bool(wider_patterns(asked) or exact_command(asked))
+    more = says_more(asked) and not leads_elsewhere(asked)
+    return more and bool(wider_patterns(asked) or exact_command(asked))
 
 
 def _is_command(asked: Interrupted) -> bool:
