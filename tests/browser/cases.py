@@ -498,7 +498,8 @@ CASES = {
         (
             "Command\nmake && rm -r out",
             "In the directory\npackages/./.",
-            "without asking, in packages/./.: exactly this command and make *",
+            "without asking: exactly this and plain commands in ",
+            "/packages/./. (no redirection, pipe, …) that fit make *.",
         ),
         wide=True,
     ),

@@ -114,7 +114,9 @@ async def test_a_letter_in_chat_names_the_directory_and_the_command_that_it_allo
             await terminal.sees("That also allows, without asking again")
             other = await terminal.sees("sure? [y/N]> ")
 
-    assert within.splitlines()[0] == " in packages/./.: exactly this command, make *"
+    place = f"{tmp_path}/workspace/./packages/./."
+    plain = f"plain commands in {place} (no redirection, pipe, …) that fit make *"
+    assert within.splitlines()[0] == f": exactly this and {plain}"
     assert other.splitlines()[0] == ": what request 2 says"
 
 
@@ -254,3 +256,34 @@ async def test_what_was_allowed_for_a_conversation_is_asked_again_where_a_link_l
     assert "scopes" not in command.interrupt["details"]
     assert b"a symbolic link" in refused.content
     assert [ended.state, once.state] == ["completed", "completed"]
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize(
+    ("line", "always", "allowed"),
+    [
+        (
+            "sh run.sh; reset_everything now",
+            ("sh *", "reset_everything *"),
+            "exactly this and plain commands (no redirection, pipe, …) that fit "
+            "sh *, reset_everything *",
+        ),
+        (
+            "echo * | cat",
+            ("echo *", "cat *"),
+            "exactly this and plain commands (no redirection, pipe, …) that fit cat *",
+        ),
+        ("echo *", ("echo *",), "exactly this command"),
+    ],
+)
+async def test_a_request_tells_programs_what_a_scope_allows_in_the_words_of_its_text(
+    tmp_path: Path, line: str, always: tuple[str, ...], allowed: str
+) -> None:
+    parts = tuple(line.replace(";", "|").split(" | "))
+    async with asked_for(
+        Request("bash", parts, {}, always, "bash", {"command": line}), tmp_path
+    ) as caller:
+        waiting = await caller.send("do it")
+
+    assert waiting.interrupt["details"]["scope_text"] == allowed
+    assert f'"yes for this conversation" to allow {allowed} without being asked' in waiting.said

@@ -415,6 +415,7 @@ def test_a_prompt_is_told_with_a_message_and_in_full_detail() -> None:
         "details": {
             "replies": ["once", "reject"],
             "scopes": ["task", "context"],
+            "scope_text": "plain commands (no redirection, pipe, …) that fit rm *",
             "permission": "bash",
             "patterns": ["rm -rf x"],
             "always": ["rm *"],

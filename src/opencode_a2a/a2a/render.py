@@ -53,7 +53,7 @@ from opencode_a2a.log.state import (
 from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, Part
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.turns.answers import Scope, groups
+from opencode_a2a.turns.answers import Scope, groups, wider_grant
 from opencode_a2a.turns.shell import can_be_wider
 
 _PLACES: dict[Channel | type[ArtifactEvent], int] = {
@@ -251,6 +251,7 @@ def interrupt(event: Interrupted, scopes: Sequence[Scope] = ("task", "context"))
             replies=["once", *(["always"] if event.allows_always else []), "reject"],
             # A wider grant is offered only if OpenCode says what else it could allow.
             scopes=[*scopes] if scopes and can_be_wider(event) else None,
+            scope_text=wider_grant(event)[0] if scopes and can_be_wider(event) else None,
             origin=origin,
             permission=event.permission,
             patterns=[*event.patterns],

@@ -34,7 +34,6 @@ from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.received import WAITING, PeerTask, state_word
 from opencode_a2a.printable import command, one_line, spent, visible, visible_line
-from opencode_a2a.rights import SHELL
 
 _REPLIES = {
     "o": "once",
@@ -239,8 +238,8 @@ class Conversation:
             reason = read_message("reason> ").strip()
             reply = (short[1] or "") + (f"no: {reason}" if reason else "no")
         elif short and key in _REPLIES:
-            if key in _WIDER and (wider := _wider(asked, key, short[1])):
-                click.echo(f"That also allows, without asking again{wider}", err=True)
+            if key in _WIDER and (wider := self._wider(asked, key, short[1])):
+                click.echo(f"That also allows, without asking again: {wider}", err=True)
                 if read_message("sure? [y/N]> ").strip().lower() not in ("y", "yes"):
                     return None
             reply = (short[1] or "") + _REPLIES[key]
@@ -249,6 +248,21 @@ class Conversation:
         # Name the permission that was read: another may be asked by the time of the answer.
         named = re.search(r"\b(all|\d+)\b", text.partition(":")[0])
         return reply if named else f"{asked.number or asked.request_id} {reply}"
+
+    def _wider(self, asked: Interrupted, key: str, number: str | None) -> str | None:
+        """Return what an answer of one letter allows besides the request; None if nothing.
+
+        ``asked`` is the one that was read if no other is named.
+        """
+        named = int(number.strip("# ")) if number else asked.number
+        if not asked.always and named == asked.number:
+            return None
+        if key == "a" and named == asked.number:  # OpenCode's own, for everybody
+            return ", ".join(map(visible_line, asked.always))
+        text = self._waiting and self._waiting.scope_text
+        if text is None or named != asked.number:  # only the text of another is known here
+            return f"what request {named} says"
+        return visible_line(text)
 
     # Commands
 
@@ -381,24 +395,6 @@ class Conversation:
     @slash("/quit", "leave (also Ctrl-D)")
     def _quit(self, _: str) -> None:
         raise EOFError
-
-
-def _wider(asked: Interrupted, key: str, number: str | None) -> str | None:
-    """Return what an answer of one letter allows besides the request; None if nothing.
-
-    ``asked`` is the one that was read if no other is named.
-    """
-    named = int(number.strip("# ")) if number else asked.number
-    if named != asked.number:  # only its text is known here
-        return f": what request {named} says"
-    if not asked.always:
-        return None
-    within, allowed = "", [*map(visible_line, asked.always)]
-    if asked.permission == SHELL and key != "a":  # "always" is OpenCode's own, for all directories
-        workdir = (asked.tool_input or {}).get("workdir")
-        within = f" in {visible_line(workdir)}" if isinstance(workdir, str) else ""
-        allowed.insert(0, "exactly this command")
-    return f"{within}: {', '.join(allowed)}"
 
 
 def read_message(prompt: str) -> str:

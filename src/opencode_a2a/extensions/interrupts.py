@@ -82,6 +82,7 @@ INTERRUPTS = Extension(
         "A message on the task answers as well: a word, an option, or a data part.",
         'With a scope, "once" also allows what comes later in the task or context and fits the '
         "patterns that details.always names. Such a grant is listed, and can be revoked.",
+        "What a scope allows is described, for people, in details.scope_text.",
         '"always" is refused unless the deployment allows it: it holds for every session.',
         "A request of another caller looks like one that does not exist.",
         "Nothing is allowed whose details.links or details.changes are no longer what was shown: "

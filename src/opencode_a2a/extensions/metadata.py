@@ -143,7 +143,7 @@ _INTERRUPT_FIELDS = (
     "asked_at", "expires_at", "default", "waiting", "resolution", "by", "scope", "reason",
 )  # fmt: skip
 _DETAIL_FIELDS = (
-    "permission", "patterns", "always", "replies", "scopes", "questions",
+    "permission", "patterns", "always", "replies", "scopes", "scope_text", "questions",
     "origin", "metadata", "tool", "links", "links_unknown", "changes", "tells_reason",
 )  # fmt: skip
 _USAGE_FIELDS = (

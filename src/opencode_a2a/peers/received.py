@@ -469,6 +469,8 @@ class PeerTask:
         self.context_id: str | None = None
         self.status = ReceivedStatus(None)
         self.asked: Interrupted | None = None
+        self.scope_text: str | None = None
+        """What an answer to it for the task or conversation allows, as the peer says."""
         """What the task waits for, if the peer says what it is."""
         self.several = False
         """Whether it waits for more than ``asked``, so that an answer has to say what it is for."""
@@ -572,7 +574,8 @@ class PeerTask:
     def _take_status(self, status: ReceivedStatus, metadata: JsonObject) -> Iterator[PeerEvent]:
         before, self.status = self.status, status
         self.usage = read_usage(metadata) or self.usage
-        self.settled, self.asked = status.state in SETTLED, None
+        self.settled = status.state in SETTLED
+        self.asked = self.scope_text = None
         finish = text_in(as_object(metadata.get("opencode")), "finish")
         self.cut_short = status.state is State.COMPLETED and finish == "length"
         if status.state is State.COMPLETED and not self._answered and status.message:
@@ -586,6 +589,8 @@ class PeerTask:
             if status.state in WAITING:
                 metadata = metadata | ((status.message and status.message.metadata) or {})
                 self.asked = _read_asked(metadata)
+                details = as_object(_shared(metadata, "interrupt").get("details"))
+                self.scope_text = text_in(details, "scope_text")
                 waiting = _shared(metadata, "interrupt").get("waiting")
                 self.several = isinstance(waiting, list) and len(waiting) > 1
             yield TaskStatusChanged(status.state, status.text, asked=self.asked)
@@ -691,7 +696,6 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
         if isinstance(patterns, list) and not is_question
         else [],
         always=[p for p in wider if isinstance(p, str)],
-        tool_input=as_object(as_object(details.get("tool")).get("input")) or None,
         questions=questions if is_question else [],
         number=number if isinstance(number, int) else None,
     )

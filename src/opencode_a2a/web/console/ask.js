@@ -127,16 +127,14 @@ const WIDE = new RegExp("^(?:\\S*/)?(?:(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|pwsh|p
 // So is one for a home directory, or for all that lies below a place at the root.
 const wide = (pattern) => /^[./~]*\**$/.test(pattern) || /^(?:\/(?:home|Users))?\/[^/*]+\/\*$/.test(pattern) || WIDE.test(pattern);
 
-function permissionForm({ permission, patterns = [], replies = ["once", "reject"], scopes = [], always: proposed = [], tool, tells_reason = true }, reply) {
+function permissionForm({ permission, patterns = [], replies = ["once", "reject"], scopes = [], scope_text: allowed, always: proposed = [], tool, tells_reason = true }, reply) {
   const granted = `grants-${number}`;
   const commands = permission === "bash" || permission === "shell";
   // For the service, a pattern that is the command itself is none, even if it ends with a star.
-  const always = proposed.filter((one) => !commands || replies.includes("always") || !(patterns.includes(one) || one === tool?.input?.command?.trim?.()));
+  const always = proposed.filter((one) => !commands || replies.includes("always") || !(patterns.includes(one) || one === tool?.input?.command));
   const broad = always.filter(wide);
   const everything = always.includes("*");
-  const workdir = commands && typeof tool?.input?.workdir === "string" ? tool.input.workdir : null; // what is allowed elsewhere is asked for
   const what = everything ? `every use of ${visible(permission)}, whatever it is for` : null;
-  const again = commands && scopes.length > 0 && "exactly this command"; // it may be one that no pattern is for
   const sure = h("div", { class: "sure", hidden: true, role: "group", "aria-label": "Are you sure?" });
   const wider = [...scopes.map((scope) => [scope, { reply: "once", scope }]), ...(replies.includes("always") ? [["always", { reply: "always" }]] : [])].map(([name, params]) => {
     const label = LABELS[name] ?? `Allow: ${name}`;
@@ -144,17 +142,19 @@ function permissionForm({ permission, patterns = [], replies = ["once", "reject"
       if (!broad.length) return reply("permission.reply", params);
       const { target } = event;
       const back = button("Back", () => ((sure.hidden = true), target.focus()));
-      sure.replaceChildren(h("p", {}, h("b", {}, "This is broad. "), "It allows, without asking again, ", what ?? [commands ? "any command that begins with " : "everything that fits ", broad.map((one, i) => [i ? ", " : "", h("code", {}, marked(commands ? one.replace(/ \*$/, "") : one))])], ". Is that what you want?"),
+      sure.replaceChildren(h("p", {}, h("b", {}, "This is broad. "), "It allows, without asking again, ", name !== "always" ? marked(allowed) : what ?? [commands ? "any command that begins with " : "everything that fits ", broad.map((one, i) => [i ? ", " : "", h("code", {}, marked(commands ? one.replace(/ \*$/, "") : one))])], ". Is that what you want?"),
         h("div", { class: "buttons" }, back, button(`Yes, ${label.toLowerCase()}`, () => reply("permission.reply", params), "danger")));
       sure.hidden = false;
       back.focus();
     }, "", { "aria-describedby": granted });
   });
-  const scope = scopes.length || replies.includes("always");
+  const everyone = replies.includes("always"), scope = scopes.length || everyone;
   const allowing = h("fieldset", { class: "allowing", "aria-label": "Allow" },
     h("div", { class: "buttons" }, button("Allow once", () => reply("permission.reply", { reply: "once" }), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Only this request.")),
-    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted }, "Or also allow, from now on and without asking", scopes.length > 0 && workdir && [", in ", h("code", {}, marked(workdir))], ": ", what ?? [again, again && always.length > 0 && " and ", always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "])]),
-      h("div", { class: "buttons" }, wider), replies.includes("always") ? h("p", { class: "note" }, `“Always allow” holds for everybody who uses this service${workdir === null ? "" : ", in every directory"}.`) : null, sure) : null);
+    scope ? h("div", { class: "wider" }, h("p", { class: "note", id: granted },
+        scopes.length > 0 && ["Or also allow, from now on and without asking: ", h("span", { class: broad.length ? "bad" : "" }, marked(allowed)), ". "],
+        everyone && ["“Always allow” allows ", what ?? always.map((one) => [h("code", { class: broad.includes(one) ? "bad" : "" }, marked(one)), " "]), " and holds for everybody who uses this service", commands && ", in every directory", "."]),
+      h("div", { class: "buttons" }, wider), sure) : null);
   const reader = tells_reason ? "for the agent" : "which this OpenCode does not tell the agent";
   const reason = h("input", { "aria-label": `Why not, ${reader} (optional)`, placeholder: tells_reason ? "Why not? The agent reads this (optional)" : "Why not? Kept here; the agent is not told (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
