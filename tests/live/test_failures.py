@@ -86,6 +86,25 @@ async def test_text_of_a_dropped_reply_is_replaced_and_not_repeated(
     assert following.task.text == "whole answer"
 
 
+async def test_text_of_a_dropped_reply_stays_when_no_other_attempt_follows(caller: Caller) -> None:
+    actions = [{"say": "half an answer", "delay": 0.2}, {"drop": True}]
+
+    async with caller.stream(script(*actions)) as following:
+        await following.until(lambda u: bool(u.progress) and u.progress["type"] == "retry")
+        waiting = await caller.get(following.task.id)
+        canceled = await caller.cancel(following.task.id)
+
+    assert (waiting.state, waiting.text) == ("working", "half an answer")
+    assert (canceled.state, canceled.text) == ("canceled", "half an answer")
+
+
+@pytest.mark.both_drivers
+async def test_text_stays_when_the_reply_breaks_off_for_good(caller: Caller) -> None:
+    task = await caller.send(script({"say": "half an answer"}, {"malformed": True}))
+
+    assert (task.state, task.text) == ("failed", "half an answer")
+
+
 async def test_a_reply_dropped_after_a_tool_call_keeps_both_calls(caller: Caller) -> None:
     actions = [
         [{"say": "calling"}, LOOP, {"drop": True, "times": 1}],

@@ -18,6 +18,7 @@ from opencode_a2a.opencode.events import (
     Event,
     MessageRemoved,
     MessageUpdated,
+    PartDelta,
     PartRemoved,
     PartUpdated,
     PermissionAsked,
@@ -201,6 +202,24 @@ class Recording:
             if isinstance(part, TextPart | ReasoningPart) and part.type == channel
         ]
         return "\n\n".join(filter(None, texts))
+
+    def said(self, channel: Channel) -> str:
+        """Return the text of a channel with that of its last attempts, which may not be stored.
+
+        OpenCode stores no text of an attempt that failed: it stays if no other attempt followed.
+        """
+        texts: list[str] = []
+        for message in self.run():
+            starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
+            for index, part in enumerate(message.parts):
+                if isinstance(part, TextPart | ReasoningPart) and part.type == channel:
+                    lasts = part.id in self.dead_parts() and index >= (starts or [0])[-1]
+                    texts.append(part.text or (self._sent(part.id) if lasts else ""))
+        return "\n\n".join(filter(None, texts))
+
+    def _sent(self, part_id: str) -> str:
+        deltas = [e for e in self.events if isinstance(e, PartDelta) and e.part_id == part_id]
+        return "".join({delta.event_id: delta.delta for delta in deltas}.values())
 
     def dead_parts(self) -> list[str]:
         """Return the text parts that never ended: a retry or a crash left them behind."""

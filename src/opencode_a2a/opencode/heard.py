@@ -23,7 +23,6 @@ from opencode_a2a.opencode.text import ended
 from opencode_a2a.opencode.types import (
     ReasoningPart,
     StatusIdle,
-    StatusRetry,
     StepStartPart,
     TextPart,
 )
@@ -88,9 +87,9 @@ class HeardTexts:
                 elif event.event_id and part.id not in texts:
                     texts[part.id] = _OpenText(part.message_id, part)
             case (
-                # A step that begins, and a retry, make void what was not ended before.
+                # A step that begins makes void what was not ended before.
                 PartUpdated(part=StepStartPart())
-                | SessionStatusChanged(status=StatusIdle() | StatusRetry())
+                | SessionStatusChanged(status=StatusIdle())
                 | SessionDeleted()
             ):
                 self.forget(session)

@@ -2,9 +2,9 @@
 
 ``opencode.turn_state`` passes on what OpenCode says about a part, and the channel decides what can
 be emitted now: the emitted text is always a prefix of the text that OpenCode will have stored. Only
-when OpenCode dies can more text have been emitted than stored, and it stays. Each part keeps the
-text that was emitted of it beside the text that is known, because texts grow long and the
-difference must not be computed from the beginning.
+when OpenCode dies, or the last attempt of the provider fails, can more text have been emitted than
+stored, and it stays. Each part keeps the text that was emitted of it beside the text that is known,
+because texts grow long and the difference must not be computed from the beginning.
 """
 
 from collections.abc import Iterable
@@ -42,13 +42,20 @@ class _ChannelPart:
     final: str | None = None
     """The whole text, once the part has ended."""
     void: bool = False
-    """Whether it belongs to a failed attempt of the provider."""
+    """Whether it belongs to a failed attempt of the provider that another attempt followed."""
+    left: bool = False
+    """Whether OpenCode left it unfinished, so that it will have no more text than was sent."""
     fresh: bool = False
     """Whether an event was about it since the last gap: an older snapshot may lack it."""
 
     @property
     def open(self) -> bool:
         return self.final is None and not self.void
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the parts that follow have to wait for more of its text."""
+        return self.open and not self.left
 
     @property
     def emitted_text(self) -> str:
@@ -121,6 +128,7 @@ class ChannelText:
             if len(new.text) > len(known):
                 part.waiting.append(new.text[len(known) :])
                 part.ends_at = ""
+                self._dirty |= part.left
 
     def end(self, new: TextPart | ReasoningPart) -> None:
         """Take the text of a known part as final, whether OpenCode says so or not."""
@@ -164,6 +172,7 @@ class ChannelText:
         if part.streaming:
             part.waiting.append(text)
             part.ends_at = event_id
+            self._dirty |= part.left  # the snapshot was newer than the text that is still to come
         elif event_id and event_id == part.ends_at:
             # The process that emitted this piece had heard it sooner than this one, which has all
             # that follows.
@@ -192,6 +201,10 @@ class ChannelText:
                 part.void = True
                 part.hold_back()
                 self._dirty = True
+
+    def leave(self, part_id: str) -> None:
+        """Keep what was received of a part, and have the next parts no longer wait for its end."""
+        self._known[part_id].left = True
 
     def void_open(self, message_id: MessageId | None = None) -> None:
         """Mark the unfinished parts of one message, or of all messages, as void."""
@@ -251,7 +264,7 @@ class ChannelText:
                 part.waiting.clear()
                 if text:
                     out.append(self._grew(part, text))
-                if part.final is None:
+                if part.blocks:
                     return
             self._cursor += 1
 
@@ -278,14 +291,15 @@ class ChannelText:
         emitted = self.emitted.get(self.channel)
         if emitted is None:
             return
-        # The text that should have been emitted: final texts, and what was emitted of the first
-        # unfinished one.
+        # The text that should have been emitted: final texts, what was received of those that were
+        # left, and what was emitted of the first unfinished one.
         wanted: dict[str, str] = {}
         for part in self._parts:
-            text = part.emitted_text if part.final is None else part.final
+            text = part.received_text if part.left else part.emitted_text
+            text = text if part.final is None else part.final
             if text and not part.void:
                 wanted[part.id] = SEPARATOR + text if wanted else text
-            if part.open:
+            if part.blocks:
                 break
         before = [(part_id, "".join(pieces)) for part_id, pieces in emitted.parts]
         begin = list(wanted.items())[: len(before)]
@@ -296,6 +310,8 @@ class ChannelText:
         for part in self._parts:
             if part.emitted and part.streaming and part.open and part.id not in wanted:
                 part.waiting.insert(0, part.emitted_text)  # to be emitted again later
+            elif part.left:
+                part.waiting.clear()
             part.emitted = [wanted[part.id]] if part.id in wanted else []
             part.separated = part.id in wanted and part.id != next(iter(wanted))
             if part.emitted:

@@ -682,7 +682,8 @@ class TurnState:
     def _close_unfinished(self, message: MessageWithParts, *, final: bool) -> None:
         """Close the text parts of a stored message that are unfinished and will stay so.
 
-        If OpenCode died before it completed the message, they keep the text that was emitted.
+        If OpenCode died, or no other attempt followed the one that failed, they keep the text that
+        was emitted: OpenCode stores none of it.
         """
         completed = message.info.time.completed is not None
         # Parts before the latest start of a step belong to an attempt that failed.
@@ -692,12 +693,14 @@ class TurnState:
             if not isinstance(part, TextPart | ReasoningPart) or ended(part):
                 continue
             text = self.texts[type(part)]
-            if index < latest or (completed and not part.text):
+            if index < latest:
                 text.void([part.id])
-            elif completed:
+            elif completed and part.text:
                 # Before 1.2 a text is stored as it grows, and an abort does not end it.
                 text.end(part)
-        if final and not completed:
+            elif completed:
+                text.leave(part.id)
+        if final:
             for text in self.texts.values():
                 text.end_open(message.info.id)
 
@@ -752,7 +755,8 @@ class TurnState:
                     self.reports.append(Progressed("subagent", known.status, part.id, title=title))
             case StepStartPart():
                 if part.id not in self._steps and not stored:
-                    # A second start in one message means that the provider failed in between.
+                    # A second start in one message means that the provider failed in between. The
+                    # text of the failed attempt stays until then: there may be no other attempt.
                     for text in self.texts.values():
                         text.void_open(part.message_id)
                 self._steps.add(part.id)
@@ -776,12 +780,6 @@ class TurnState:
             self.reports.append(
                 Progressed("retry", "waiting", title=retry.message, subtitle=attempt)
             )
-        if session == self.tree.root and isinstance(status, StatusRetry):
-            # The text of the failed attempt is void; the next attempt begins new parts.
-            for text in self.texts.values():
-                text.void_open()
-            for events in self._postponed.values():
-                events[:] = [event for event in events if not _grows_text(event)]
 
     def _apply_request(
         self, request: PermissionRequest | QuestionRequest, directory: str | None
@@ -797,12 +795,3 @@ class TurnState:
                     )
                     break
         self.requests.ask(request, directory, sub_agent)
-
-
-def _grows_text(event: MessageEvent) -> bool:
-    """Whether an event is about text that is not complete."""
-    match event:
-        case PartUpdated(part=TextPart() | ReasoningPart() as part):
-            return not ended(part)
-        case _:
-            return isinstance(event, PartDelta | HeardText)
