@@ -13,7 +13,7 @@ from opencode_a2a.opencode.driver import Driver, Location
 from opencode_a2a.opencode.types import Prompt, TextInput
 from tests.conftest import Stages
 from tests.live.conftest import EVERYTHING_ASKED, Serve
-from tests.support.answers import Task
+from tests.support.answers import RefusedError, Task
 from tests.support.backstage import Backstage, script, until_restarted
 from tests.support.caller import Caller
 from tests.support.proxy import Proxy
@@ -302,6 +302,29 @@ async def test_a_killed_opencode_forgets_its_prompts_and_the_task_says_so(
     assert resolved["resolution"] == "void"
     assert following.task.state == "failed"
     assert "Send the message again, and it asks again." in following.task.said
+
+
+@pytest.mark.both_drivers
+async def test_an_answer_for_an_opencode_that_hangs_is_kept_until_it_goes_on(
+    fragile: Backstage, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencode_a2a.turns.interrupts.CONFIRM_SECONDS", 1.0)
+    caller = Caller(await serve(fragile))
+    count = {"tool": "bash", "input": {"command": "echo ran >> runs", "description": "d"}}
+    asked = await caller.send(script(count, {"say": "done"}))
+
+    await fragile.kill(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(RefusedError, match="The answer is stored"):
+                await caller.begin("once", task=asked.id)
+    finally:
+        await fragile.kill(signal.SIGCONT)
+    ended = await caller.ended(asked.id)
+
+    assert (ended.state, ended.text) == ("completed", "done")
+    assert ended.history[1:] == ["once"]
+    assert (fragile.workspace / "runs").read_text() == "ran\n"
 
 
 @pytest.mark.opencode2_only

@@ -13,6 +13,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.store.replicas import Census
 from tests.support.answers import PARAMS, UNSUPPORTED, RefusedError
 from tests.support.caller import Caller
+from tests.support.forward import Line
 from tests.support.front import Serve, started
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
@@ -536,3 +537,54 @@ async def test_a_permission_for_the_task_as_data_is_for_that_task(
 
     assert done.task["id"] == first.id
     assert second.state == "input_required"
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize("by_method", [False, True], ids=["by message", "by method"])
+async def test_an_answer_for_an_opencode_that_hangs_is_told_as_stored_and_given_once_it_goes_on(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    by_method: bool,
+) -> None:
+    """A process that was stopped keeps its connections, and never answers."""
+    monkeypatch.setattr("opencode_a2a.turns.interrupts.CONFIRM_SECONDS", 0.5)
+    async with (
+        FakeOpenCode(tmp_path_factory.mktemp("workspace")).running() as opencode,
+        Line("127.0.0.1", int(opencode.url.rpartition(":")[2])) as line,
+    ):
+        opencode.play("permission-once")
+        address = {"OPENCODE_BASE_URL": f"http://127.0.0.1:{line.port}"}
+        async with started(opencode, tmp_path, **address) as service:
+            caller = Caller(service)
+            asked = await caller.send("run it")
+            request_id = asked.interrupt["request_id"]
+
+            async def answer(reply: str, message_id: str = "m1") -> Any:
+                async with asyncio.timeout(5):
+                    if by_method:
+                        params = {"request_id": request_id, "reply": reply}
+                        told = await caller.answer("a2a.interrupt.permission.reply", params)
+                        return told.get("error")
+                    sent = caller.message(reply, taskId=asked.id, messageId=message_id)
+                    configured = sent | {"configuration": {"returnImmediately": True}}
+                    return (await caller.ask("send", configured)).body.get("error")
+
+            line.passing.clear()
+            stored, repeated = await answer("once"), await answer("once")
+            contrary = await answer("reject", "m2")
+            waiting = await caller.get(asked.id)
+            line.passing.set()
+            done = await caller.ended(asked.id)
+            after = await answer("once")
+
+    for told in (stored, repeated):
+        assert told["data"][0]["reason"] == "UPSTREAM_UNREACHABLE"
+        assert "The answer is stored" in told["message"]
+    assert contrary["data"][0]["reason"] == "INTERRUPT_REQUEST_NOT_FOUND"
+    assert waiting.state == "input_required"
+    assert (done.state, done.text) == ("completed", "after")
+    assert done.history == ["run it", *([] if by_method else ["once"])]
+    assert set(opencode.replies) == {request_id}
+    assert after is None

@@ -16,6 +16,7 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
+    UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import Emitted, Interrupted, Question, Resolution, Resumed, TurnEvent
@@ -388,6 +389,31 @@ async def test_an_answer_that_opencode_took_is_not_replaced_though_it_does_not_c
         work.close()
 
     assert (opencode.replies, row.answer) == (["once", "once"], YES)
+
+
+@pytest.mark.requirement("I23")
+async def test_an_answer_to_several_requests_waits_once_for_an_opencode_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "CONFIRM_SECONDS", 0.01)
+    opencode = ReplyingOpenCode()
+    second = replace(PENDING, request_id=RequestId("per_2"))
+    requests = [PENDING.request_id, second.request_id]
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([PENDING, second])
+        with pytest.raises(UpstreamTimeoutError):
+            await work.answer(requests, YES)
+        stages = [work.open[request_id].stage for request_id in requests]
+
+        opencode.free.set()
+        await work.attend()
+        work.close()
+
+    assert stages == [Stage.RETRY, Stage.RETRY]
+    assert opencode.replies == ["once", "once"]
 
 
 async def test_a_refusal_that_opencode_never_took_leaves_room_for_another_answer(

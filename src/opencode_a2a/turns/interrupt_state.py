@@ -22,8 +22,8 @@ DUE       the turn gives the answer                                      SENDING
 RETRY     the turn gives the answer again, or its sender repeats it      SENDING
           somebody answers the same once more                            ANSWERED
 SENDING   OpenCode takes the answer, or does not know the request        GIVEN
-          OpenCode was sent it, and its response is lost, or the sender
-          leaves before that                                             RETRY
+          OpenCode was sent it, and its response is lost or takes too
+          long, or the sender leaves before that                         RETRY
           OpenCode cannot be reached, or refuses it, after WAITING       WAITING
           the same, after DUE or RETRY                                   RETRY
           OpenCode finds fault with a person's answer, after RETRY or
@@ -95,8 +95,8 @@ class Stage(Enum):
 class Interrupt:
     """A permission or question on whose answer OpenCode waits.
 
-    Its answers; what sets and reads them is in ``WorkInterrupts``, apart from ``judge_end`` and
-    ``accepts`` here:
+    Its answers; what sets and reads them is in ``WorkInterrupts``, apart from ``judge_end``,
+    ``accepts`` and ``sends`` here:
 
     =======  ===================================  ======================  =========================
     field    set                                  cleared                 read
@@ -105,10 +105,11 @@ class Interrupt:
              the dismissal of a question          stage DUE has it read
     joint    ``answer``, once it is stored        never                   ``judge_end``
     given    ``_give``, just before it is sent;   ``_replace_refused``;   ``_answer_due``,
-             ``restore``; ``answer``, if its      ``_give`` puts the      ``accepts``, ``repeat``,
-             sender leaves before that            earlier one back if     ``judge_end``,
-                                                  OpenCode does not know  ``_give_and_confirm``,
-                                                  the request             ``_close_interrupt``,
+             ``restore``; ``answer``, if its      ``_give`` puts the      ``accepts``, ``sends``,
+             sender leaves before that            earlier one back if     ``answer``, ``repeat``,
+                                                  OpenCode does not know  ``judge_end``,
+                                                  the request             ``_give_and_confirm``,
+                                                                          ``_close_interrupt``,
                                                                           ``_wait_confirmed``
     counted  ``_close_interrupt``, which settles  never                   ``_wait_confirmed``,
              it                                                           ``_give_and_confirm``,
@@ -158,9 +159,16 @@ class Interrupt:
     def accepts(self, answer: Answer) -> bool:
         """Whether a person may answer it now, with this answer."""
         # One that OpenCode is given once more can only be repeated: OpenCode may have acted on it.
-        given, retried = self.given, self.stage is Stage.RETRY
-        same = given is not None and (given.reply, given.by) == (answer.reply, answer.by)
-        return self.for_person and (self.stage is Stage.WAITING or (retried and same))
+        repeated = self.stage is Stage.RETRY and self._given_is(answer)
+        return self.for_person and (self.stage is Stage.WAITING or repeated)
+
+    def sends(self, answer: Answer) -> bool:
+        """Whether OpenCode is being sent the same answer by the same person at the moment."""
+        return self.stage is Stage.SENDING and self._given_is(answer)
+
+    def _given_is(self, answer: Answer) -> bool:
+        given = self.given
+        return given is not None and (given.reply, given.by) == (answer.reply, answer.by)
 
     @property
     def name(self) -> str:

@@ -46,6 +46,7 @@ from opencode_a2a.errors import (
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
+    UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import Finished, Interrupted, Resumed, ToolChanged, TurnEvent
@@ -80,12 +81,15 @@ logger = structlog.get_logger(__name__)
 LINKS_SECONDS = 1.0
 """How long a request, or an answer, waits to learn where the files are: a file system may hang."""
 CONFIRM_SECONDS = 10.0
-"""Seconds in which OpenCode has to confirm an answer that it took."""
+"""Seconds in which OpenCode has to take an answer of a person, and again to confirm it."""
 LOST_SECONDS = 1.5
 """Seconds after which the event that confirms an answer counts as lost: OpenCode (1.18) says that a
 connection to its events is open a moment before it is."""
 CONNECT_SECONDS = 10.0
 """Seconds that an answer waits for its turn to be connected after a restart of the service."""
+HANGS_MESSAGE = (
+    "OpenCode does not respond. The answer is stored, and OpenCode is given it when it responds"
+)
 STOPPED_MESSAGE = "The turn stopped before OpenCode confirmed the answer; try again"
 
 
@@ -365,6 +369,10 @@ class WorkInterrupts:
         ``in_same_commit`` runs in the transaction that stores the answer, before OpenCode gets it.
         """
         await self._wait_connected()  # then the answers that an earlier process stored are known
+        for request_id in request_ids:
+            interrupt = self.open.get(RequestId(request_id))
+            if interrupt is not None and interrupt.given is not None and interrupt.sends(answer):
+                await self._wait_confirmed(interrupt, interrupt.given)  # it is repeated
         found = self._accepting(request_ids, answer)
         if answer.resolution in ("once", "always"):
             await self._check_as_shown(found)
@@ -375,9 +383,12 @@ class WorkInterrupts:
         for interrupt in found:
             interrupt.joint = answer  # "always" to one may settle the next before that is given it
         try:
-            for interrupt in found:
+            for place, interrupt in enumerate(found):
                 try:
                     await self._give_and_confirm(interrupt, answer, before[interrupt])
+                except UpstreamTimeoutError as error:
+                    failed |= dict.fromkeys(found[place:], error)
+                    break
                 except ServiceError as error:
                     failed[interrupt] = error
         finally:
@@ -518,7 +529,12 @@ class WorkInterrupts:
         """Give OpenCode an answer, and wait until OpenCode confirms that it counts."""
         try:
             if interrupt.stage is not Stage.SETTLED:  # else it was settled together with another
-                await self._give(interrupt, answer, undelivered)
+                async with asyncio.timeout(CONFIRM_SECONDS):
+                    await self._give(interrupt, answer, undelivered)
+        except (TimeoutError, UpstreamTimeoutError):
+            if interrupt.stage is not Stage.SETTLED:
+                # OpenCode may act on it when it goes on. The turn gives it once more.
+                raise UpstreamTimeoutError(HANGS_MESSAGE) from None
         except UpstreamNotFoundError:
             if answer not in (interrupt.counted, interrupt.given, interrupt.implied):
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
@@ -543,6 +559,8 @@ class WorkInterrupts:
                 # OpenCode may have acted on it, so that no other may follow. But if it did not know
                 # the request, it has taken neither this answer nor one before.
                 interrupt.stage = Stage.WAITING if interrupt.given is None else Stage.RETRY
+            if interrupt.stage is Stage.SENDING:
+                raise UpstreamTimeoutError(HANGS_MESSAGE)
             raise UpstreamPayloadError(
                 "OpenCode accepted the answer but did not confirm it. Try again."
             )
