@@ -203,6 +203,24 @@ async def test_half_an_answer_is_not_called_completed_when_model_and_opencode_en
         assert "word3" in ended.text  # what came after it may not have been stored
 
 
+async def test_a_stop_of_the_service_that_ends_opencode_is_not_blamed_on_opencode(
+    program: Program,
+) -> None:
+    caller = Caller(program)
+    words = " ".join(f"word{number}" for number in range(200))
+    async with caller.stream(script({"say": words, "delay": 0.05})) as before:
+        await before.until(lambda _: "word3" in fold(before.updates).text)
+        assert await program.stop(signal.SIGINT) == 0
+
+    await program.start()
+    ended = await caller.ended(before.task.id)
+
+    assert (ended.state, ended.error_type) == ("failed", "UPSTREAM_ABORTED")
+    assert "while this service was not connected to OpenCode" in ended.said
+    assert words.startswith(ended.text)
+    assert "word3" in ended.text
+
+
 async def test_the_demo_goes_on_after_a_kill_in_the_middle_of_text(
     variables: dict[str, str],
 ) -> None:

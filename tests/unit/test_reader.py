@@ -35,7 +35,7 @@ from opencode_a2a.opencode.events import (
 )
 from opencode_a2a.opencode.heard import HeardTexts
 from opencode_a2a.opencode.reader import TurnReader, merged
-from opencode_a2a.opencode.translate import tool_changed
+from opencode_a2a.opencode.translate import ABORTED, STOPPED_UNHEARD, tool_changed
 from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
@@ -447,6 +447,20 @@ def test_a_canceled_turn_keeps_its_partial_text() -> None:
     assert text(emitted, Channel.TEXT) == "slow " * 6
     assert isinstance(emitted[-1], Finished)
     assert emitted[-1].outcome is Outcome.CANCELED
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_turn_that_was_stopped_while_nobody_listened_does_not_blame_somebody(heard: bool) -> None:
+    """A start of the service that ends the OpenCode of an earlier run leaves the same behind."""
+    play = Play(recording("abort-mid-stream"))
+    play.move(("play", play.recording.first(PartDelta) + 2))
+    play.move(("restart", 0 if heard else len(play.recording.events)))
+    play.move(("snapshot", 0))
+
+    end = play.end()[-1]
+
+    assert isinstance(end, Finished)
+    assert end.failure is (ABORTED if heard else STOPPED_UNHEARD)
 
 
 def test_a_turn_that_is_given_up_says_why() -> None:

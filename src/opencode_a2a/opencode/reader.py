@@ -186,6 +186,7 @@ class TurnReader:
             state.tree.last_error,
             refused=state.refused,
             forgotten=state.forgotten,
+            unheard=state.ended_unheard,
             stepped=state.stepped,
             retrying=state.tree.retrying,
             overtaken=state.messages.overtaken,

@@ -215,6 +215,11 @@ ABORTED = Failure(
     FailureType.UPSTREAM_ABORTED,
     "The turn was stopped inside OpenCode. Send the message again to continue.",
 )
+STOPPED_UNHEARD = Failure(
+    FailureType.UPSTREAM_ABORTED,
+    "The turn was stopped while this service was not connected to OpenCode: OpenCode was ended, or "
+    "somebody stopped the turn there. Send the message again to continue.",
+)
 REFUSED = Failure(
     FailureType.UPSTREAM_REQUEST_REJECTED,
     "You refused what OpenCode asked for, so it stopped. "
@@ -298,6 +303,7 @@ def judge(
     *,
     refused: bool,
     forgotten: bool,
+    unheard: bool,
     stepped: bool,
     retrying: bool,
     overtaken: bool,
@@ -306,7 +312,8 @@ def judge(
 
     ``last`` is its last message, ``error`` that of a ``session.error`` event. ``refused``: a person
     refused what the last message asked for. ``forgotten``: nobody can answer that any more, since
-    another process of OpenCode took the place of the one that asked. ``stepped``: a model was
+    another process of OpenCode took the place of the one that asked. ``unheard``: the last message
+    ended before this process followed the turn of an earlier one. ``stepped``: a model was
     asked for that message, and its answers end with a reason, unlike a command that a person ran.
     ``retrying``: OpenCode was waiting for a provider when it stopped. ``overtaken``: a prompt of
     another turn came into the session.
@@ -317,7 +324,8 @@ def judge(
             return _explain(error, last and last.provider_id)
         return Outcome.FAILED, FORGOTTEN if forgotten else INTERRUPTED if last else UNANSWERED
     if last.error is not None:
-        return _explain(last.error, last.provider_id)
+        outcome, failure = _explain(last.error, last.provider_id)
+        return outcome, STOPPED_UNHEARD if failure is ABORTED and unheard else failure
     if last.finish is None and last.structured is None and (stepped or retrying):
         # OpenCode was stopped in the middle of a text: it stores what it has, without an error.
         return Outcome.FAILED, ABORTED if retrying else INTERRUPTED

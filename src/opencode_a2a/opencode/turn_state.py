@@ -398,8 +398,14 @@ class TurnState:
     )
     """Events that wait until it is known whether their message belongs to the turn."""
 
+    _resumed: bool = False
+    """Whether an earlier process began the turn, and this one has not read the store yet."""
+    _unheard: MessageId | None = None
+    """The message with which the turn had ended when this process first read the store."""
+
     def resume(self, emitted: Emitted) -> None:
         """Continue with the events that an earlier process emitted."""
+        self._resumed = True
         self.requests.pending |= emitted.open
         self.requests.settled |= dict.fromkeys(emitted.settled, "void")
         self.tools |= emitted.tools
@@ -447,6 +453,12 @@ class TurnState:
         """Whether what the last message asked for is gone without an answer."""
         last = self.messages.newest
         return last is not None and last.id == self.requests.lost_in
+
+    @property
+    def ended_unheard(self) -> bool:
+        """Whether the last message ended before this process followed the turn."""
+        last = self.messages.newest
+        return last is not None and last.id == self._unheard
 
     @property
     def stepped(self) -> bool:
@@ -598,6 +610,10 @@ class TurnState:
             self._fresh.clear()
             tree.status_fresh = False
         self._apply_stored_messages(self.messages.since_prompt(stored.messages), final=final)
+        newest = self.messages.newest
+        if self._resumed and newest is not None and newest.time.completed is not None:
+            self._unheard = newest.id
+        self._resumed = False
         if not tree.status_fresh:
             self._apply_status(tree.root, stored.statuses.get(tree.root, StatusIdle()))
         for child in tree.children - set(stored.statuses):
