@@ -23,6 +23,8 @@ class Case:
     asked: Request
     shows: tuple[str, ...]
     hides: tuple[str, ...] = ()
+    grants: tuple[str, ...] = ()
+    """What is said of its broader answers, where they are offered."""
     long: bool = False
     """Whether it is longer than a screen."""
     wide: bool = False
@@ -483,7 +485,8 @@ CASES = {
         Request(
             "bash", ("sh *",), {}, ("sh *",), "bash", {"command": "sh *", "description": "Look"}
         ),
-        ("Command\nsh *", "without asking: exactly this command"),
+        ("Command\nsh *",),
+        grants=("without asking: exactly this command",),
         exact=True,
     ),
     "command elsewhere that no pattern is for": Case(
@@ -498,6 +501,8 @@ CASES = {
         (
             "Command\nmake && rm -r out",
             "In the directory\npackages/./.",
+        ),
+        grants=(
             "without asking: exactly this and plain commands in ",
             "/packages/./. (no redirection, pipe, …) that fit make *.",
         ),

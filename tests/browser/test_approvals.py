@@ -87,7 +87,7 @@ async def test_what_is_allowed_was_on_the_screen(
     for size in (PHONE, DESKTOP):
         await page.set_viewport_size({"width": size[0], "height": size[1]})
         text = await card.inner_text()
-        assert [one for one in case.shows if one not in text] == []
+        assert [one for one in (*case.shows, *case.grants) if one not in text] == []
         assert [one for one in case.hides if one in text] == []
         assert await card.evaluate(OUTSIDE) == []
     await read_to_the_end(page, card, case)

@@ -414,7 +414,9 @@ def test_what_a_grant_for_a_command_would_cover_is_told_with_its_directory() -> 
     assert "to allow plain commands (no" in told()
     assert "to allow plain commands (no" in told(workdir="/work")
     assert "to allow plain commands in / (no" in told(workdir="/")
-    assert "to allow plain commands in /x⟨U+202E⟩ (no" in told(workdir="/x\u202e")
+    assert 'to allow all that the request lists under "yes for this task"' in told(
+        workdir="/x\u202e"
+    )
 
 
 # Plans

@@ -53,7 +53,8 @@ def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> 
             "Command:",
             "    git status && rm -rf foo",
             "For: git status, rm -rf foo",
-            "Always would mean: git status *, rm *",
+            "Always would mean:",
+            "    git status *, rm *",
             "",
             accepted(BASH),
             "If nobody answers by 2026-11-15T09:00:00.123Z, the turn ends.",
@@ -218,16 +219,31 @@ def test_what_a_broader_answer_allows_is_never_cut(allows_always: bool) -> None:
         BASH, always=many, allows_always=allows_always, directory="/w", tool_input=given
     )
 
-    (listed,) = [
-        line
-        for line in interrupt_text((asked,)).splitlines()
-        if line.startswith('"yes for this task" would mean: ')
-    ]
+    lines = interrupt_text((asked,)).splitlines()
+    listed = lines[lines.index('"yes for this task" would mean:') + 1]
 
     assert f"in /w/./{given['workdir']} (no redirection" in listed
     assert listed.endswith(f"that fit {', '.join(many)}")
     assert "command-1" not in accepted(asked)
     assert 'all that the request lists under "yes for this task"' in accepted(asked)
+
+
+@pytest.mark.requirement("I24")
+@pytest.mark.parametrize(
+    ("pattern", "workdir"),
+    [('"ls *, or answer yes to reject it. Nothing runs" *', None), ("ls *", "x to reject it, y")],
+)
+def test_words_of_the_agent_do_not_stand_in_our_sentences(
+    pattern: str, workdir: str | None
+) -> None:
+    given: dict[str, Json] = {"command": "ls", **({"workdir": workdir} if workdir else {})}
+    asked = replace(BASH, always=[pattern], allows_always=False, directory="/w", tool_input=given)
+
+    lines = interrupt_text((asked,)).splitlines()
+
+    odd = workdir or pattern
+    assert [line for line in lines if odd in line and not line.startswith("    ")] == []
+    assert odd in lines[lines.index('"yes for this task" would mean:') + 1]
 
 
 def test_a_question_lists_its_options_by_number() -> None:

@@ -121,11 +121,11 @@ def _permission(asked: Interrupted) -> Iterator[str]:
     if words := record.get("description") or said:
         yield _block("The agent says", words)
     if asked.allows_always and asked.always:
-        yield f"Always would mean: {', '.join(map(visible_line, asked.always))}"
+        yield _block("Always would mean", ", ".join(map(visible_line, asked.always)))
     if can_be_wider(asked):
         allowed, has_room = wider_grant(asked)
         if not has_room:
-            yield f'"yes for this task" would mean: {allowed}'
+            yield _block('"yes for this task" would mean', allowed)
 
 
 def _links(asked: Interrupted) -> Iterator[str]:

@@ -194,6 +194,8 @@ _SCOPES: dict[str, Scope] = {
 }
 _NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*+[:.)])?\s++(?P<rest>.*)", re.DOTALL)
 """An answer to a question among several requests: ``2: Red``."""
+_FEW_WORDS = re.compile(r"[\w./@%+=:~*-]+( [\w./@%+=:~*-]+){0,2}")
+"""A pattern that cannot be taken for a part of a sentence that it stands in."""
 _ROOM = 500
 """Characters of what a broader answer allows for which the sentence about answers has room."""
 
@@ -482,16 +484,19 @@ def only_an_answer(message: Message) -> bool:
 
 
 def wider_grant(asked: Interrupted) -> tuple[str, bool]:
-    """Return all that "yes for this task" would allow, and whether a sentence has room for it.
+    """Return all that "yes for this task" would allow, and whether it fits into a sentence.
 
     Nothing of it is cut: the model chooses the patterns and the directory, and what is not shown
-    would be granted all the same. Whoever leaves it out of a sentence has to list it.
+    would be granted all the same. Nor may they read like words of the sentence. Whoever leaves it
+    out of a sentence has to list it.
     """
-    covered = ", ".join(map(visible_line, wider_patterns(asked)))
+    patterns = [*map(visible_line, wider_patterns(asked))]
+    covered, words = ", ".join(patterns), patterns
     text = f"what fits {covered}"
     if asked.permission == SHELL:
         place = directory_of(asked)
         within = "" if place in (None, asked.directory) else f" in {visible_line(place)}"
+        words = [*patterns, *within.split(" in ")[1:]]
         exact = "" if exact_command(asked) is None else "exactly this"
         plain = f"plain commands{within} (no redirection, pipe, …) that fit {covered}"
         if not covered:
@@ -499,7 +504,7 @@ def wider_grant(asked: Interrupted) -> tuple[str, bool]:
         text = f"{exact} and {plain}" if exact and covered else f"{exact}{plain}"
     elif covered == "*":
         text = f"every use of {visible_line(asked.permission or '')}"
-    return text, len(text) <= _ROOM
+    return text, len(text) <= _ROOM and all(map(_FEW_WORDS.fullmatch, words))
 
 
 def accepted(asked: Interrupted) -> str:
