@@ -626,7 +626,8 @@ CASES = {
             f"{HARMLESS} && {EVIL}",
             always=("pytest *", "git status *", "echo *", "curl *", "sh *"),
         ),
-        ("pytest *", "curl *", "sh *"),
+        (f"Command\n{HARMLESS} && {EVIL}",),
+        grants=("pytest *", "curl *", "sh *"),
         wide=True,
     ),
     "nothing is said": Case(

@@ -239,7 +239,7 @@ async def test_hostile_requests_are_shown_as_in_the_console(
         serving(settings_for(opencode, state, **notifying(receiver, port)), port=port) as service,
     ):
         page: Page | None = None
-        for name in list(CASES)[::4]:
+        for name in list(CASES):
             case = CASES[name]
             _, url = await link_to(Caller(service), receiver, name)
             if page is None:
