@@ -152,9 +152,11 @@ def test_a_large_event_takes_time_in_proportion_to_its_size() -> None:
         assert len(data) == size // len(piece) * len(piece)
         return time.thread_time() - began
 
-    # Four times the size takes four times as long, and sixteen times if all of it is copied.
-    small, large = (min(seconds(size) for _ in range(5)) for size in (8 * 2**20, 32 * 2**20))
-    assert large < 13 * small
+    # Four times the size takes four times as long, and sixteen times if all of it is copied. A busy
+    # machine may be slow to provide the memory.
+    sizes = (8 * 2**20, 32 * 2**20)
+    pairs = [[min(seconds(size) for _ in range(5)) for size in sizes] for _ in range(3)]
+    assert min(large / small for small, large in pairs) < 13
 
 
 def test_an_event_without_end_is_given_up() -> None:
