@@ -170,7 +170,7 @@ async def test_a_file_that_becomes_a_link_while_its_request_waits_is_shown_befor
 
         async def answer() -> str:
             if not by_method:
-                message = caller.message("yes", taskId=waiting.id)
+                message = caller.message("1: yes", taskId=waiting.id)
                 return (
                     orjson.loads((await caller.ask("send", message)).content)
                     .get("error", {})
@@ -184,6 +184,9 @@ async def test_a_file_that_becomes_a_link_while_its_request_waits_is_shown_befor
         note.unlink(missing_ok=True)
         note.symlink_to(victim)
         first = await answer()
+        # The same again, before anybody can have read what is new, answers nothing.
+        message = caller.message("yes", taskId=waiting.id)
+        doubled = orjson.loads((await caller.ask("send", message)).content)
         shown = await caller.get(waiting.id)
         note.unlink()
         note.symlink_to(tmp_path / "other.txt")
@@ -195,6 +198,8 @@ async def test_a_file_that_becomes_a_link_while_its_request_waits_is_shown_befor
     link = f"A symbolic link leads from {note} to "
     assert link not in waiting.said
     assert f"{note} now leads to {victim}" in first
+    assert "error" in doubled
+    assert shown.state == "input_required"
     assert f"{link}{victim}" in shown.said
     assert shown.interrupt["details"]["links"] == {str(note): str(victim)}
     assert shown.interrupt["number"] == 1

@@ -619,6 +619,22 @@ def test_text_of_the_last_attempt_stays_when_opencode_ends_without_another(
     assert emitted[-1].outcome is Outcome.FAILED
 
 
+def test_text_that_comes_after_the_store_has_completed_its_message_is_emitted() -> None:
+    play = Play(recording("error-drop-mid-stream"))
+    deltas = [i for i, event in enumerate(play.recording.events) if isinstance(event, PartDelta)]
+    play.move(("play", deltas[1]))
+    [*before, last] = play.recording.states[play.at].messages
+    time = last.info.time.model_copy(update={"completed": 1})
+    ended = last.model_copy(update={"info": last.info.model_copy(update={"time": time})})
+    play.emitted += play.reader.reconcile(Snapshot(messages=[*before, ended]))
+
+    play.move(("play", 1))
+
+    late = play.recording.events[deltas[1]]
+    assert isinstance(late, PartDelta)
+    assert text(play.emitted, Channel.TEXT).endswith(late.delta)
+
+
 def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
     play = Play(recording("error-drop-mid-stream"))
     play.move(("play", retry_of(play.recording)))

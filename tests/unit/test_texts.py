@@ -231,7 +231,11 @@ def test_what_a_broader_answer_allows_is_never_cut(allows_always: bool) -> None:
 @pytest.mark.requirement("I24")
 @pytest.mark.parametrize(
     ("pattern", "workdir"),
-    [('"ls *, or answer yes to reject it. Nothing runs" *', None), ("ls *", "x to reject it, y")],
+    [
+        ('"ls *, or answer yes to reject it. Nothing runs" *', None),
+        ("ls *", "x to reject it, y"),
+        ("ls *", "/w in any directory in the end"),
+    ],
 )
 def test_words_of_the_agent_do_not_stand_in_our_sentences(
     pattern: str, workdir: str | None

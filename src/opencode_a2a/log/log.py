@@ -49,7 +49,6 @@ from opencode_a2a.events import (
     Finished,
     Grew,
     Outcome,
-    Resumed,
     TextGrew,
     Usage,
     UsageCounted,
@@ -412,8 +411,7 @@ class TaskLog(ReadableLog):
         self._writer.add(self, before, entries, in_same_commit)
         after = self.state.status
         if after is not before:
-            if any(isinstance(entry.event, Resumed) for entry in entries):
-                self.seen.note_settled()
+            self.seen.note_entries(before, entries)
             if after.state is not before.state:
                 _OPEN[before.state].dec()
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()

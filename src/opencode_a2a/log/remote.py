@@ -20,7 +20,6 @@ from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import Resumed
 from opencode_a2a.log.log import ReadableLog, TaskLog
 from opencode_a2a.log.state import Cursor, Entry, LogEvent, TaskState
 from opencode_a2a.log.stored import load_segment, ref_of
@@ -65,9 +64,10 @@ class RemoteLog(ReadableLog):
 
     def extend(self, events: Iterable[tuple[int, LogEvent]]) -> None:
         """Append the next stored events, each with its time, and show them."""
+        before = self.state.status
         entries = [self.state.apply(event, at) for at, event in events]
-        if any(isinstance(entry.event, Resumed) for entry in entries):
-            self.seen.note_settled()
+        if self.state.status is not before:
+            self.seen.note_entries(before, entries)
         self._tail += entries
         self.mark_stored(self.state.seq)
 

@@ -20,9 +20,11 @@ no request (``newest_in_time``).
 """
 
 import time
+from collections.abc import Iterable
 
+from opencode_a2a.events import Interrupted, Resumed
 from opencode_a2a.ids import ContextId, Principal
-from opencode_a2a.log.state import TaskRef, TaskState
+from opencode_a2a.log.state import Entry, Status, TaskRef, TaskState
 
 UNREAD_SECONDS = 1.5
 """Nobody reads a request and answers it in less time; an answer that comes sooner may be a late or
@@ -89,6 +91,25 @@ class SeenRequests:
         self._seen_at[number] = now
         self.newest = number
         return True
+
+    def note_entries(self, before: Status, entries: Iterable[Entry]) -> None:
+        """Note what new entries say of requests; ``before`` is the status before them."""
+        pending = {one.request_id for one in before.pending}
+        for entry in entries:
+            match entry.event:
+                case Resumed():
+                    self.note_settled()
+                case Interrupted(request_id=request_id) if request_id in pending:
+                    self._note_changed(entry.event.number or 0)
+                case _:
+                    pass
+
+    def _note_changed(self, number: int) -> None:
+        """Note that a request is no longer what was shown: it has to be shown again, and read."""
+        self.newest = min(self.newest, number - 1)
+        self._read = min(self._read, self.newest)
+        self._seen_at = {one: at for one, at in self._seen_at.items() if one < number}
+        self.note_settled()
 
     def note_settled(self) -> None:
         """Note that a request of the task is settled."""

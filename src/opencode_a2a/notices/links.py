@@ -88,15 +88,18 @@ class Signer:
     def fits(self, signature: str, subject: Subject) -> bool:
         return hmac.compare_digest(self._sign("link", subject).encode(), signature.encode())
 
-    def page_token(self, subject: Subject) -> str:
-        """Return what a page gets with the request that it shows, and sends with the answer."""
-        return self._sign("page", subject)
+    def page_token(self, subject: Subject, *shown: str) -> str:
+        """Return what a page gets with the request that it shows, and sends with the answer.
 
-    def fits_page(self, token: str, subject: Subject) -> bool:
-        return hmac.compare_digest(self._sign("page", subject).encode(), token.encode())
+        ``shown`` is what of the request may change while it waits.
+        """
+        return self._sign("page", subject, *shown)
 
-    def _sign(self, purpose: str, subject: Subject) -> str:
-        parts = (purpose, subject.id, subject.principal, str(subject.at))
+    def fits_page(self, token: str, subject: Subject, *shown: str) -> bool:
+        return hmac.compare_digest(self._sign("page", subject, *shown).encode(), token.encode())
+
+    def _sign(self, purpose: str, subject: Subject, *more: str) -> str:
+        parts = (purpose, subject.id, subject.principal, str(subject.at), *more)
         # No part can run into the next one.
         signed = b"".join(b"%d:%b" % (len(raw := part.encode()), raw) for part in parts)
         digest = hmac.digest(self._key, signed, "sha256")[:_BYTES]

@@ -123,6 +123,13 @@ class _Linked:
     """See ``Status.sign_in``; None for a request."""
 
     @property
+    def may_change(self) -> list[str]:
+        """What of the request may be another than a page has shown."""
+        asked = self.asked
+        found = asked and (asked.links, asked.links_unknown, asked.changes)
+        return [repr(found)] if found and any(found) else []
+
+    @property
     def late(self) -> bool:
         # The turn decides by a clock of its own, a moment later.
         return self.settled is None and now_ms() >= self.deadline
@@ -233,7 +240,8 @@ class LinkPages:
         if linked.settled is not None or linked.late:
             return _response({"about": about, "over": linked.settled or {"resolution": "expired"}})
         log = await self._tasks.log(linked.principal, linked.task_id)
-        shown: JsonObject = {"about": about, "page": self._signer.page_token(linked.subject)}
+        page = self._signer.page_token(linked.subject, *linked.may_change)
+        shown: JsonObject = {"about": about, "page": page}
         if linked.asked is None:
             shown["task"] = _sign_in_card(log.state)
         else:
@@ -258,7 +266,7 @@ class LinkPages:
         linked = await self._linked(sent.link)
         if linked is None:
             return _refusal(404, INVALID)
-        if not self._signer.fits_page(sent.page, linked.subject):
+        if not self._signer.fits_page(sent.page, linked.subject, *linked.may_change):
             return _refusal(400, NOT_SHOWN)
         kind = linked.asked.type if linked.asked is not None else None
         fits = sent.method in _METHODS[kind]

@@ -184,7 +184,7 @@ class ChannelText:
         It is possible for the part that is being emitted, if no other text waits before it.
         """
         part = self._known.get(part_id)
-        if part is None or not part.streaming or part.final is not None or part.void:
+        if part is None or not part.streaming or not part.blocks:
             return None
         if part.waiting or self.frozen or self._dirty or self._parts[self._cursor] is not part:
             return None

@@ -496,7 +496,7 @@ def wider_grant(asked: Interrupted) -> tuple[str, bool]:
     if asked.permission == SHELL:
         place = directory_of(asked)
         within = "" if place in (None, asked.directory) else f" in {visible_line(place)}"
-        words = [*patterns, *within.split(" in ")[1:]]
+        words = [*patterns, visible_line(place)] if within and place else patterns
         exact = "" if exact_command(asked) is None else "exactly this"
         plain = f"plain commands{within} (no redirection, pipe, …) that fit {covered}"
         if not covered:

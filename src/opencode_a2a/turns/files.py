@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final, Literal
 
 from opencode_a2a.events import Interrupted, Json, JsonObject, PatchedFile
@@ -113,10 +114,13 @@ def looked_up(asked: Interrupted) -> Interrupted:
     That may hang: call it in a thread that nothing waits for.
     """
     try:
-        if asked.directory is None or not Path(asked.directory).is_dir():
+        # Not ``Path.is_dir``, which says no of one that cannot be looked at, from Python 3.14 on.
+        if asked.directory is None or not S_ISDIR(os.stat(asked.directory).st_mode):
             return asked  # it is on another machine
-    except OSError:  # such as one that this user may not read
-        return replace(asked, links_unknown=True)
+    except ValueError:
+        return asked
+    except OSError as error:  # such as one that this user may not read
+        return asked if error.errno in _NO_SUCH_NAME else replace(asked, links_unknown=True)
     seen = [
         replace(one, replaces=_exists(_whole(asked, one.to or one.path)))
         if one.kind in ("add", "move")

@@ -369,10 +369,14 @@ class WorkInterrupts:
         ``in_same_commit`` runs in the transaction that stores the answer, before OpenCode gets it.
         """
         await self._wait_connected()  # then the answers that an earlier process stored are known
+        repeated = 0
         for request_id in request_ids:
             interrupt = self.open.get(RequestId(request_id))
             if interrupt is not None and interrupt.given is not None and interrupt.sends(answer):
-                await self._wait_confirmed(interrupt, interrupt.given)  # it is repeated
+                await self._wait_confirmed(interrupt, interrupt.given)
+                repeated += 1
+        if repeated == len(request_ids) and in_same_commit is None:
+            return  # the answer that was being sent counts
         found = self._accepting(request_ids, answer)
         if answer.resolution in ("once", "always"):
             await self._check_as_shown(found)

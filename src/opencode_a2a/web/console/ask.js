@@ -127,11 +127,12 @@ const WIDE = new RegExp("^(?:\\S*/)?(?:(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|pwsh|p
 // So is one for a home directory, or for all that lies below a place at the root.
 const wide = (pattern) => /^[./~]*\**$/.test(pattern) || /^(?:\/(?:home|Users))?\/[^/*]+\/\*$/.test(pattern) || WIDE.test(pattern);
 
-function permissionForm({ permission, patterns = [], replies = ["once", "reject"], scopes = [], scope_text: allowed, always: proposed = [], tool, tells_reason = true }, reply) {
+function permissionForm({ permission, patterns = [], replies = ["once", "reject"], scopes = [], scope_text, always: proposed = [], tool, tells_reason = true }, reply) {
   const granted = `grants-${number}`;
   const commands = permission === "bash" || permission === "shell";
   // For the service, a pattern that is the command itself is none, even if it ends with a star.
   const always = proposed.filter((one) => !commands || replies.includes("always") || !(patterns.includes(one) || one === tool?.input?.command));
+  const allowed = scope_text ?? always.join(", "); // a replica of the version before has no text
   const broad = always.filter(wide);
   const everything = always.includes("*");
   const what = everything ? `every use of ${visible(permission)}, whatever it is for` : null;
