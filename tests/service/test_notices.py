@@ -379,6 +379,16 @@ async def test_questions_plans_and_sign_ins_are_answered_by_link(
     assert [one["parts"][0]["text"] for one in prompts].count("Try again") == 1
 
 
+async def test_a_page_answers_only_what_it_has_shown() -> None:
+    signer, subject = Signer(b"a key", ""), Subject("per_1", "ann", 1)
+
+    token = signer.page_token(subject, "leads to a")
+
+    assert signer.fits_page(token, subject, "leads to a")
+    assert not signer.fits_page(token, subject, "leads to b")
+    assert not signer.fits_page(token, subject)
+
+
 @pytest.mark.parametrize("meanwhile", ["works", "asks", "plans", "waits again"])
 async def test_another_try_by_link_counts_only_for_the_sign_in_that_was_shown(
     service: Running,

@@ -416,6 +416,35 @@ async def test_an_answer_to_several_requests_waits_once_for_an_opencode_that_han
     assert opencode.replies == ["once", "once"]
 
 
+async def test_an_answer_that_is_repeated_while_opencode_is_sent_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opencode = ReplyingOpenCode()
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode1, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connected.set()
+        await work.ask_and_settle([PENDING])
+        with monkeypatch.context() as soon:
+            soon.setattr(interrupts, "CONFIRM_SECONDS", 0.01)
+            with pytest.raises(UpstreamTimeoutError):
+                await work.answer([PENDING.request_id], YES)
+        giving = asyncio.create_task(work.attend())
+        while work.open[PENDING.request_id].stage is not Stage.SENDING:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        repeating = asyncio.create_task(work.answer([PENDING.request_id], YES))
+        await asyncio.sleep(0)
+
+        opencode.free.set()
+        await giving
+        await work.ask_and_settle([Resumed(PENDING.request_id, "permission", "once")])
+        work.note_logged()
+        await repeating
+        work.close()
+
+    assert opencode.replies == ["once"]
+
+
 async def test_a_refusal_that_opencode_never_took_leaves_room_for_another_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
