@@ -202,9 +202,13 @@ def ours() -> list[int]:
     return sorted(_marked() - _others)
 
 
+NO_DATA = {"XDG_DATA_HOME": "/nowhere"}
+"""Not that of whoever runs the tests: a program would be asked for its version first."""
+
+
 async def start(settings: OpenCodeSettings) -> OpenCodeStartError:
     with pytest.raises(OpenCodeStartError) as caught:
-        async with ManagedOpenCode(settings, {}):
+        async with ManagedOpenCode(settings, NO_DATA):
             pass
     return caught.value
 
@@ -300,7 +304,7 @@ async def start_after(left: Record, directory: Path) -> None:
     assert file.stat().st_mode & 0o077 == 0
     settings = OpenCodeSettings(command=double(directory, "sys.exit(1)"))
     with pytest.raises(OpenCodeStartError):
-        async with ManagedOpenCode(settings, {}, record=file):
+        async with ManagedOpenCode(settings, NO_DATA, record=file):
             pass
     assert not file.exists()
 
