@@ -79,7 +79,7 @@ def test_a_stream_reaches_opencode_by_few_functions_in_few_files() -> None:
 
     # On a busy machine the timers of the service run during a walk, and are counted with it.
     counts = (walked() for _ in range(3))
-    assert any(functions <= 163 and files <= 38 for functions, files in counts)
+    assert any(functions <= 165 and files <= 38 for functions, files in counts)
 
 
 async def test_a_killed_database_of_the_cluster_to_try_is_started_again(
